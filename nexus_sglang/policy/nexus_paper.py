@@ -1,0 +1,47 @@
+"""Nexus Sampling as its paper has it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .base import Blocks, Evidence, Policy, Weighing, check_choice, check_range
+from .draws import uniforms
+from .selectors import exponential_keys
+from .walk import normalise_rows, recency, walk
+
+
+@dataclass(frozen=True)
+class NexusPaper(Policy):
+    """Window mean plus walk, then a weighted reservoir.
+
+    Fields:
+        walk_steps: H. walk_weight: lambda. recency_eps: eps. draws: n (averaged uniforms per block).
+        head_reduction: ``mean`` of each head's probabilities, or ``qk``: heads averaged before the softmax,
+            which is what the paper writes and which loses retrieval heads.
+    """
+
+    name = "nexus-paper"
+    source = "Duong et al., arXiv 2606.23961; one choice for all layers instead of one per layer"
+
+    walk_steps: int = 3
+    walk_weight: float = 0.5
+    recency_eps: float = 1e-6
+    draws: int = 5
+    head_reduction: str = "mean"
+
+    def __post_init__(self) -> None:
+        check_range(self.name, "walk_steps", self.walk_steps, 0, 1024)
+        check_range(self.name, "walk_weight", self.walk_weight, 0, 1e6)
+        check_range(self.name, "recency_eps", self.recency_eps, 0, 1)
+        check_range(self.name, "draws", self.draws, 1, 1024)
+        check_choice(self.name, "head_reduction", self.head_reduction, ("mean", "qk"))
+
+    def weigh(self, evidence: Evidence, blocks: Blocks) -> Weighing:
+        rows = normalise_rows(evidence.attention)
+        weights = rows.mean(dim=0) + self.walk_weight * walk(rows, self.walk_steps)
+        return Weighing(weights + recency(blocks.index, self.recency_eps))
+
+    def prioritise(self, weights: torch.Tensor, blocks: Blocks, keep: int) -> torch.Tensor:
+        return exponential_keys(weights, uniforms(blocks.seed, blocks.identity, blocks.event, self.draws))
