@@ -1,0 +1,1 @@
+"""Compute kernels, each beside its torch reference; imports nothing of the rest of the package."""

@@ -1,0 +1,77 @@
+"""SGLang's allocator interface over the page table."""
+
+from __future__ import annotations
+
+import torch
+from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator
+
+from ..memory.page_table import IntegrityError, PageTable
+from .admission import NexusPrefillBudget
+
+
+class NexusAllocator(BaseTokenToKVPoolAllocator):
+    """Hands out virtual ids; the pool behind it is addressed through :meth:`translate_write_loc`.
+
+    ``size`` is the virtual capacity, so SGLang's own leak checks count names. ``available_size`` is the
+    smaller of both spaces: what an allocation can really get.
+    """
+
+    def __init__(self, table: PageTable, dtype: torch.dtype, device, kvcache, need_sort: bool):
+        super().__init__(table.virtual_size, 1, dtype, device, kvcache, need_sort)
+        self.table = table
+        self.runtime = None  # set by the runtime once rows and layers exist
+
+    @property
+    def free_pages(self) -> torch.Tensor:
+        """Free virtual ids; SGLang's invariant checker reads them."""
+        return self.table.free_virtual
+
+    @free_pages.setter
+    def free_pages(self, value) -> None:
+        if value is not None:
+            raise AttributeError("free ids belong to the page table")
+
+    def clear(self) -> None:
+        self.free_group = None
+        self.table.clear()
+        if self.runtime is not None:
+            self.runtime.reset()
+
+    def available_size(self) -> int:
+        return self.table.available
+
+    def get_all_free_pages(self) -> torch.Tensor:
+        return self.table.free_virtual
+
+    def alloc(self, need_size: int) -> torch.Tensor | None:
+        ids = self.table.allocate(need_size)
+        if ids is not None and self.runtime is not None:
+            self.runtime.ledger.forget(ids)
+        return ids
+
+    def free(self, free_index: torch.Tensor) -> None:
+        if free_index.numel() == 0:
+            return
+        if self.free_group is None:
+            self.table.free(free_index)
+        else:
+            self.free_group.append(self._copy_for_free_group(free_index))
+
+    def translate_write_loc(self, virtual: torch.Tensor) -> torch.Tensor:
+        """Physical slots behind the ids a forward pass writes."""
+        return self.table.translate(virtual)
+
+    def create_prefill_budget(self, tree_cache, *, num_mixed_decode_tokens: int = 0) -> NexusPrefillBudget:
+        return NexusPrefillBudget(self, tree_cache, num_mixed_decode_tokens=num_mixed_decode_tokens)
+
+    def verify_byte_accounting(self) -> list[str]:
+        """SGLang asks at idle; what is returned is raised as a leak."""
+        try:
+            self.table.check_integrity()
+            self.runtime.rows.check_integrity()
+        except IntegrityError as err:
+            return [f"nexus: {err}"]
+        return []
+
+    def resize(self, config) -> None:
+        raise RuntimeError("the KV pool was resized after start; unset SGLANG_ENABLE_POST_CAPTURE_KV_SIZING")

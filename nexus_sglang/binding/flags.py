@@ -1,0 +1,86 @@
+"""``--kv-*`` flags for ``launch_server``, ``sglang serve`` and ``sgl.Engine``.
+
+SGLang's ``ServerArgs`` cannot take fields from outside, so the validated config travels in one environment
+variable, which scheduler processes inherit. It is set and cleared with every launch: off means off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+from ..config import ENV_CARRIER, ConfigError, NexusConfig
+from ..policy import make_policy
+
+_HELP = {
+    "policy": "KV-cache eviction policy: a name listed by `nexus-sglang policies`, module:Class, or none",
+    "budget": "tokens a sequence may keep: a share of its prompt in (0, 1], or a count (default 0.2)",
+    "block_size": "tokens per block, the unit that is kept or evicted (default 32)",
+    "window": "recent queries whose attention judges the blocks (default 16)",
+    "sink_tokens": "first tokens of a sequence that are never evicted, in whole blocks (default 4)",
+    "recent_tokens": "newest tokens that are never evicted: a count, or a share of the budget (default 64)",
+    "min_tokens": "smallest budget; shorter sequences are never touched (default 128)",
+    "seed": "seed of the random draws (default 0)",
+    "policy_config": "JSON object with the policy's own fields",
+}
+
+
+def dest(field: str) -> str:
+    """argparse and Engine keyword of a config field."""
+    return "kv_policy_config" if field == "policy_config" else f"kv_{field}"
+
+
+def config_from(settings: dict[str, Any]) -> NexusConfig | None:
+    """Validated config from ``kv_*`` keywords; None when no policy is asked for.
+
+    Raises:
+        ConfigError: a bad value, or a ``kv_*`` setting without ``kv_policy``.
+    """
+    given = {field: settings[dest(field)] for field in _HELP if settings.get(dest(field)) is not None}
+    policy = given.get("policy")
+    if policy is None or policy == "none":
+        stray = [f"--{dest(f).replace('_', '-')}" for f in given if f != "policy"]
+        if stray and policy is None:
+            raise ConfigError(f"{', '.join(stray)} without --kv-policy: add --kv-policy nexus")
+        return None
+    config = NexusConfig(debug=os.environ.get("NEXUS_SGLANG_DEBUG") == "1", **given)
+    make_policy(config.policy, config.policy_config)
+    return config
+
+
+def publish(config: NexusConfig | None) -> None:
+    """Hand the config to the processes this one will start."""
+    if config is None:
+        os.environ.pop(ENV_CARRIER, None)
+    else:
+        os.environ[ENV_CARRIER] = config.to_json()
+
+
+def current() -> NexusConfig | None:
+    """The published config of this process."""
+    text = os.environ.get(ENV_CARRIER)
+    return NexusConfig.from_json(text) if text else None
+
+
+def add_cli_args(result: Any, parser: argparse.ArgumentParser) -> None:
+    """AFTER ``ServerArgs.add_cli_args``."""
+    group = parser.add_argument_group("KV-cache eviction (nexus-sglang)")
+    for field, text in _HELP.items():
+        group.add_argument(f"--{dest(field).replace('_', '-')}", dest=dest(field), type=str, default=None, help=text)
+
+
+def from_cli_args(original, cls, args: argparse.Namespace):
+    """AROUND ``ServerArgs.from_cli_args``."""
+    try:
+        publish(config_from(vars(args)))
+    except ConfigError as err:
+        raise SystemExit(f"error: {err}") from None
+    return original(cls, args)
+
+
+def engine_init(original, self, **kwargs):
+    """AROUND ``Engine.__init__``: takes our keywords out and publishes them."""
+    ours = {dest(field): kwargs.pop(dest(field)) for field in _HELP if dest(field) in kwargs}
+    publish(config_from(ours))
+    return original(self, **kwargs)

@@ -1,0 +1,219 @@
+"""Every function of SGLang that is hooked when a policy is on, in one list, with the code that runs there."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ..config import ConfigError, TokenAmount
+from ..memory.capacity import virtual_size
+from ..memory.page_table import PageTable
+from ..statistics.query_window import LayerShape
+from . import attention_hooks, flags, rejects, request_params, self_check, telemetry
+
+logger = logging.getLogger(__name__)
+
+
+class Hook(NamedTuple):
+    """One hooked function: dotted target below ``sglang.srt``, how (``after``, ``around``), what runs."""
+
+    target: str
+    how: str
+    function: Callable
+
+
+def build_allocator(original, self, **kwargs):
+    """AROUND ``KVCacheConfigurator._build_token_to_kv_pool_allocator``: virtual ids over the same pool."""
+    from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
+    from sglang.srt.runtime_context import get_schedule
+
+    from .allocator import NexusAllocator
+    from .runtime import NexusRuntime
+
+    stock = original(self, **kwargs)
+    if type(stock) is not TokenToKVPoolAllocator:
+        raise ConfigError(
+            f"--kv-policy needs SGLang's plain token allocator, not {type(stock).__name__}. "
+            "Recipe: a plain causal MHA or GQA model with --page-size 1."
+        )
+    config, schedule = flags.current(), get_schedule()
+    requests = kwargs["req_to_token_pool"]
+    table = PageTable(
+        virtual_size(stock.size, config, requests.max_context_len, requests.size), stock.size, stock.device
+    )
+    chunk = schedule.chunked_prefill_size
+    if chunk is None or chunk <= 0:
+        chunk = requests.max_context_len
+    allocator = NexusAllocator(table, stock.dtype, stock.device, stock.get_kvcache(), stock.need_sort)
+    allocator.runtime = NexusRuntime(config, table, chunk, overlap=not schedule.disable_overlap_schedule)
+    return allocator
+
+
+def translate_writes(result, runner):
+    """AFTER ``ModelRunner.init_kv_index_translator``: forward passes write to physical slots."""
+    from sglang.srt.mem_cache.kv_loc_plan import IdSpace, IdSpaceKind
+
+    allocator = runner.token_to_kv_pool_allocator
+    runner.kv_index_translator._spaces[IdSpaceKind.FULL] = IdSpace(
+        key=(IdSpaceKind.FULL, id(allocator)), write=allocator.translate_write_loc
+    )
+    allocator.runtime.attach_rows(runner.req_to_token_pool)
+
+
+def adopt_layers(result, runner):
+    """AFTER ``ModelRunner.init_attention_backends``: look at the built layers, set up rings and evictor."""
+    from sglang.srt.layers.radix_attention import RadixAttention
+
+    layers = {}
+    for module in runner.model.modules():
+        if isinstance(module, RadixAttention):
+            rejects.refuse_layer(module)
+            layers[module.layer_id] = LayerShape(module.tp_q_head_num, module.qk_head_dim, module.scaling)
+    runtime = runner.token_to_kv_pool_allocator.runtime
+    runtime.attach_layers(dict(sorted(layers.items())), runner.dtype, runner.token_to_kv_pool)
+    for backend in filter(None, (runner.attn_backend, runner.decode_attn_backend)):
+        backend.nexus_runtime = runtime
+    self_check.check_runner(runner)
+
+
+def run_forward(original, worker, batch, *args, **kwargs):
+    """AROUND ``TpModelWorker.forward_batch_generation``."""
+    runtime = worker.model_runner.token_to_kv_pool_allocator.runtime
+    runtime.before_forward(batch)
+    result = original(worker, batch, *args, **kwargs)
+    runtime.after_forward(batch)
+    return result
+
+
+def tree_took_tokens(result, tree, req, **kwargs):
+    """AFTER ``UnifiedRadixCache.checkpoint_into_tree``: the row may name the tree's copies now."""
+    if tree.disable or req.last_node is None:
+        return
+    runtime = tree.token_to_kv_pool_allocator.runtime
+    tree.tree_core.mark_prompt(req.last_node, len(req.origin_input_ids))
+    if not req.finished():
+        runtime.row_rewritten(req)
+
+
+def name_candidate(original, adder, req, **kwargs):
+    """AROUND ``PrefillAdder._check_prefill_budget``: the budget has to know whose price it computes."""
+    adder.memory_budget.candidate = req
+    return original(adder, req, **kwargs)
+
+
+def count_names(original, observer):
+    """AROUND ``SchedulerPoolStatsObserver._get_token_info``: SGLang's accounting is in virtual ids."""
+    import dataclasses
+
+    stats = original(observer)
+    table = observer.token_to_kv_pool_allocator.table
+    free, used = len(table.free_virtual), len(table.free_physical)
+    return dataclasses.replace(
+        stats,
+        full_available_size=free,
+        full_num_used=observer.max_total_num_tokens - free - stats.full_evictable_size,
+        # What the operator watches is memory, so usage is physical: mapped and not evictable.
+        full_token_usage=max(
+            0.0, 1 - (used + observer.tree_cache.tree_core.resident_evictable()) / table.physical_size
+        ),
+    )
+
+
+def accept_request(req, scheduler, recv_req, *args, **kwargs):
+    """AFTER ``Scheduler._create_generation_req``: read the request's hints; other budgets get their own prefixes."""
+    try:
+        req.nexus_hints = hints = request_params.read_hints(req.sampling_params.custom_params)
+    except ConfigError as err:
+        req.set_finish_with_abort(str(err))
+        return req
+    if recv_req.return_logprob and 0 <= (recv_req.logprob_start_len or -1) < len(req.origin_input_ids) - 1:
+        logger.warning("rid %s: input logprobs over an evicted prefix are those of the reduced cache", req.rid)
+    space = None
+    if not hints.evict:
+        space = "kv_evict=false"
+    elif hints.budget is not None and TokenAmount(hints.budget) != scheduler_config(scheduler).budget:
+        space = f"kv_budget={hints.budget:g}"
+    if space:
+        req.extra_key = f"{req.extra_key}|{space}" if req.extra_key else space
+    return req
+
+
+def scheduler_config(scheduler):
+    return scheduler.token_to_kv_pool_allocator.runtime.config
+
+
+def scheduler_ready(result, scheduler, *args, **kwargs):
+    """AFTER ``Scheduler.__init__``: the prefix cache exists; last check before serving."""
+    runtime = scheduler.token_to_kv_pool_allocator.runtime
+    self_check.check_scheduler(scheduler)
+    if not scheduler.tree_cache.disable:
+        runtime.attach_tree(scheduler.tree_cache.tree_core)
+    logger.info(
+        "nexus: policy %s, budget %s, block %d; %d virtual ids over %d physical slots, largest budget %d, "
+        "query window %.1f MiB",
+        runtime.config.policy, runtime.config.budget, runtime.config.block_size, runtime.table.virtual_size,
+        runtime.table.physical_size, runtime.largest_budget, runtime.window.bytes / 2**20,
+    )  # fmt: skip
+
+
+def streamer_class(original, scheduler):
+    """AROUND ``Scheduler.get_output_streamer_class``: finished requests report in ``meta_info['nexus']``."""
+    return _reporting(original(scheduler))
+
+
+@functools.cache
+def _reporting(base: type) -> type:
+    def build(self, reqs):
+        info = self.__class__.__mro__[1].build_additional_customized_info(self, reqs)
+        sequences = [getattr(req, "nexus_sequence", None) if req.finished() else None for req in reqs]
+        info["nexus"] = [[seq.report] if seq and seq.report else [] for seq in sequences]
+        return info
+
+    attributes = {"has_additional_customized_info": True, "build_additional_customized_info": build, "__slots__": ()}
+    return type("NexusOutputStreamer", (base,), attributes)
+
+
+def show_state(result, controller, state: dict[str, Any]):
+    """AFTER ``SchedulerInternalStateController._add_memory_usage``: ``/server_info`` shows the counters."""
+    runtime = controller.scheduler.token_to_kv_pool_allocator.runtime
+    state["nexus"] = {**telemetry.snapshot(runtime), "recent_requests": dict(runtime.log.recent)}
+
+
+def log_batch(result, reporter, *args, **kwargs):
+    """AFTER ``report_prefill_stats`` and ``report_decode_stats``: our line, every decode interval."""
+    scheduler = reporter.scheduler
+    runtime = scheduler.token_to_kv_pool_allocator.runtime
+    runtime.batches += 1
+    if runtime.batches % max(1, reporter.decode_log_interval) == 0 and reporter.is_stats_logging_rank:
+        logger.info(telemetry.log_line(runtime))
+
+
+SERVE = (
+    Hook("mem_cache.kv_cache_configurator.KVCacheConfigurator._build_token_to_kv_pool_allocator", "around", build_allocator),
+    Hook("model_executor.model_runner.ModelRunner.init_kv_index_translator", "after", translate_writes),
+    Hook("model_executor.model_runner.ModelRunner.init_attention_backends", "after", adopt_layers),
+    Hook("layers.attention.torch_native_backend.TorchNativeAttnBackend.forward_extend", "around",
+         attention_hooks.torch_native_extend),
+    Hook("layers.attention.torch_native_backend.TorchNativeAttnBackend.forward_decode", "around",
+         attention_hooks.torch_native_decode),
+    Hook("managers.tp_worker.TpModelWorker.forward_batch_generation", "around", run_forward),
+    Hook("mem_cache.unified_radix_cache.UnifiedRadixCache.checkpoint_into_tree", "after", tree_took_tokens),
+    Hook("managers.schedule_policy.PrefillAdder._check_prefill_budget", "around", name_candidate),
+    Hook("managers.scheduler_components.pool_stats_observer.SchedulerPoolStatsObserver._get_token_info", "around",
+         count_names),
+    Hook("managers.scheduler.Scheduler._create_generation_req", "after", accept_request),
+    Hook("managers.scheduler.Scheduler.__init__", "after", scheduler_ready),
+    Hook("managers.scheduler.Scheduler.get_output_streamer_class", "around", streamer_class),
+    Hook("managers.scheduler_components.internal_state.SchedulerInternalStateController._add_memory_usage", "after",
+         show_state),
+    Hook("managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter.report_prefill_stats", "after", log_batch),
+    Hook("managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter.report_decode_stats", "after", log_batch),
+)  # fmt: skip
+
+LAUNCH = (
+    Hook("server_args.ServerArgs.add_cli_args", "after", flags.add_cli_args),
+    Hook("server_args.ServerArgs.from_cli_args", "around", flags.from_cli_args),
+    Hook("entrypoints.engine.Engine.__init__", "around", flags.engine_init),
+)

@@ -1,0 +1,53 @@
+"""What a single request may ask for, through ``custom_params`` of its sampling parameters."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ..config import ConfigError, TokenAmount
+
+KEYS = ("kv_budget", "kv_evict", "kv_pin_tokens", "kv_trace")
+
+
+class Hints(NamedTuple):
+    """A request's wishes.
+
+    Attributes:
+        budget: share or tokens, like ``--kv-budget``; None for the server's.
+        evict: False keeps the whole sequence resident.
+        pin: leading tokens never evicted for this request's budget.
+        trace: list every eviction event in the answer's ``meta_info``.
+    """
+
+    budget: float | None = None
+    evict: bool = True
+    pin: int = 0
+    trace: bool = False
+
+
+def read_hints(params: dict[str, Any] | None) -> Hints:
+    """Check the ``kv_*`` keys of a request's ``custom_params``; other keys belong to others.
+
+    Raises:
+        ConfigError: unknown ``kv_*`` key or unusable value, with a legal alternative.
+    """
+    if not isinstance(params, dict):
+        return Hints()
+    for key in params:
+        if isinstance(key, str) and key.startswith("kv_") and key not in KEYS:
+            raise ConfigError(f"custom_params {key!r} is not known: use one of {', '.join(KEYS)}")
+    for key in ("kv_evict", "kv_trace"):
+        if not isinstance(params.get(key, True), bool):
+            raise ConfigError(f"custom_params {key} {params[key]!r} is not usable: give true or false")
+    pin = params.get("kv_pin_tokens", 0)
+    if isinstance(pin, bool) or not isinstance(pin, int) or pin < 0:
+        raise ConfigError(f"custom_params kv_pin_tokens {pin!r} is not usable: give a whole number such as 256")
+    budget = params.get("kv_budget")
+    if budget is not None:
+        budget = TokenAmount.parse(budget, "custom_params kv_budget").value
+    return Hints(budget, params.get("kv_evict", True), pin, params.get("kv_trace", False))
+
+
+def hints_of(req) -> Hints:
+    """The hints read when the request came in (see ``hooks.accept_request``)."""
+    return getattr(req, "nexus_hints", None) or Hints()

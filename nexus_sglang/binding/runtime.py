@@ -1,0 +1,184 @@
+"""One object per scheduler process that owns the parts and knows which request sits in which row."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from ..config import NexusConfig, TokenAmount
+from ..eviction.evictor import Evictor
+from ..eviction.sequence import RunningSequence
+from ..memory.capacity import chunk_room, largest_budget, require_pool
+from ..memory.ledger import BlockLedger
+from ..memory.page_table import PageTable
+from ..memory.rows import CompactRows
+from ..policy import make_policy
+from ..statistics.query_window import LayerShape, QueryWindow
+from . import request_params, telemetry
+
+logger = logging.getLogger(__name__)
+
+
+class NexusRuntime:
+    """Built in three steps, as SGLang builds its own parts: table, then rows, then layers and tree.
+
+    Also the auxiliary cache of SGLang's ``ReqToTokenPool`` (``dense_capacity``, ``alloc_to_lengths``,
+    ``free``, ``clear``, ``reset_allocator``), which is told when a row grows or goes.
+    """
+
+    def __init__(self, config: NexusConfig, table: PageTable, chunk: int, overlap: bool):
+        self.config, self.table = config, table
+        self.policy = make_policy(config.policy, config.policy_config)
+        self.ledger = BlockLedger(table.virtual_size, self.policy.memory_width, table.device)
+        self.chunk, self.chunk_room = chunk, chunk_room(chunk, overlap)
+        self.largest_budget = largest_budget(table.physical_size, config, chunk, overlap)
+        require_pool(table.physical_size, config, chunk, overlap)
+        self.sequences: dict[int, RunningSequence] = {}
+        self.rows: CompactRows | None = None
+        self.window: QueryWindow | None = None
+        self.evictor: Evictor | None = None
+        self.tree = None
+        self.log = telemetry.RequestLog()
+        self.batches = 0
+
+    def attach_rows(self, req_to_token_pool) -> None:
+        """SGLang's request pool exists: follow its rows."""
+        self.rows = CompactRows(req_to_token_pool.req_to_token, self.table)
+        req_to_token_pool.attach_aux_cache(self)
+
+    def attach_layers(self, layers: dict[int, LayerShape], dtype: torch.dtype, pool) -> None:
+        """Model and KV pool exist: set up query rings and the evictor."""
+        rows = self.rows.slots.shape[0]
+        self.window = QueryWindow(layers, rows, self.config.window, dtype, self.table.device)
+        self.evictor = Evictor(
+            self.config, self.policy, self.table, self.rows, self.ledger, self.window,
+            pool.get_key_buffer, pool.get_value_buffer,
+        )  # fmt: skip
+
+    def attach_tree(self, tree_core) -> None:
+        """The prefix cache exists."""
+        self.tree = tree_core
+        tree_core.table, tree_core.counters = self.table, self.evictor.counters
+
+    # -- the auxiliary cache of ReqToTokenPool ---------------------------------------------------------
+
+    @property
+    def dense_capacity(self) -> int:
+        """Tokens the scheduler may plan with: the virtual capacity."""
+        return self.table.virtual_size
+
+    def alloc_to_lengths(self, *, req_pool_indices_cpu: torch.Tensor, target_seq_lens_cpu: torch.Tensor) -> None:
+        """Rows grew; their virtual ids are written already."""
+        for row, length in zip(req_pool_indices_cpu.tolist(), target_seq_lens_cpu.tolist(), strict=True):
+            self.rows.extend_to(row, length)
+
+    def free(self, row: int) -> None:
+        seq = self.sequences.pop(row, None)
+        if seq is not None:
+            seq.report = telemetry.request_report(seq, self.rows.live[row], self.rows.length[row])
+            self.log.add(seq.rid, seq.report)
+        self.rows.free(row)
+
+    def clear(self) -> None:
+        self.rows.clear()
+        self.sequences.clear()
+
+    def reset_allocator(self) -> None:
+        """SGLang flushed the cache; the allocator's own ``clear`` has reset the table."""
+        self.reset()
+
+    def reset(self) -> None:
+        if self.rows is not None:
+            self.clear()
+        self.ledger.clear()
+
+    # -- around a forward pass -------------------------------------------------------------------------
+
+    def before_forward(self, batch) -> None:
+        """Bind requests to rows; called on the stream of the forward pass, before it."""
+        if batch is None or batch.forward_mode.is_idle():
+            return
+        extend = batch.forward_mode.is_extend()
+        for req in batch.reqs:
+            row = req.kv.req_pool_idx
+            if row not in self.sequences:
+                self._bind(req, row)
+            if extend:
+                self.sequences[row].prefill_left = len(req.full_untruncated_fill_ids) - req.extend_end
+
+    def after_forward(self, batch) -> None:
+        """Evict what the pass left over budget."""
+        if batch is None or batch.forward_mode.is_idle():
+            return
+        extend = batch.forward_mode.is_extend()
+        for req in batch.reqs:
+            seq = self.sequences.get(req.kv.req_pool_idx)
+            if seq is None:
+                continue
+            seq.peak = max(seq.peak, self.rows.live[seq.row])
+            if extend:
+                room = self.reclaimable() - self.expected_growth(besides=seq) if seq.prefill_left else 0
+                self.evictor.after_prefill(seq, self.shared_length(req), room)
+            else:
+                self.evictor.after_decode(seq, lambda req=req: self.shared_length(req))
+        if self.config.debug:
+            self.table.check_integrity()
+            self.rows.check_integrity()
+
+    def _bind(self, req, row: int) -> None:
+        prompt = len(req.origin_input_ids)
+        hints = request_params.hints_of(req)
+        final = prompt + (req.sampling_params.max_new_tokens or 0)
+        budget = self.budget_of(req, prompt)
+        req.nexus_sequence = self.sequences[row] = RunningSequence(
+            rid=req.rid, row=row, prompt=prompt, final=final, budget=budget,
+            token_ids=lambda req=req: req.origin_input_ids + req.output_ids,
+            pinned=hints.pin, evictable=hints.evict, clipped=budget < self._asked(hints, prompt), trace=hints.trace,
+        )  # fmt: skip
+        self.window.begin(row, req.prefix_len)
+        self.evictor.counters.sequences += 1
+
+    def shared_length(self, req) -> int:
+        """Leading tokens of this request that other readers use too."""
+        return self.tree.shared_length(req.last_node) if self.tree is not None else 0
+
+    def row_rewritten(self, req) -> None:
+        """The tree replaced the row's ids by its own copies."""
+        row = req.kv.req_pool_idx
+        if row is not None and self.rows.length[row]:
+            self.rows.rebuild(row)
+
+    # -- what admission asks ---------------------------------------------------------------------------
+
+    def budget_of(self, req, prompt_tokens: int) -> int:
+        """Tokens this request may keep, after the pool's clip."""
+        hints = request_params.hints_of(req)
+        if not hints.evict:
+            return max(prompt_tokens, self.config.min_tokens)
+        return min(self._asked(hints, prompt_tokens), self.largest_budget)
+
+    def _asked(self, hints: request_params.Hints, prompt_tokens: int) -> int:
+        amount = TokenAmount(hints.budget) if hints.budget is not None else None
+        return self.config.budget_tokens(prompt_tokens, amount) if hints.evict else 0
+
+    def can_thin(self, req) -> bool:
+        """Whether this request's prompt may be evicted from between its chunks."""
+        return request_params.hints_of(req).evict
+
+    def reclaimable(self) -> int:
+        """Physical slots free or behind unlocked cache."""
+        free = len(self.table.free_physical)
+        return free + (self.tree.resident_evictable() if self.tree is not None else 0)
+
+    def expected_growth(self, besides: RunningSequence | None = None) -> int:
+        """Physical slots the running requests may still take."""
+        block = self.config.block_size
+        total = 0
+        for row, seq in self.sequences.items():
+            if seq is besides:
+                continue
+            live = self.rows.live[row]
+            steady = min(seq.final, seq.budget + block) if seq.evictable else seq.final
+            total += max(0, steady - live, min(seq.prefill_left, self.chunk_room))
+        return total

@@ -1,0 +1,46 @@
+"""How large the two id spaces must be, and whether a pool can serve a budget at all. Plain arithmetic."""
+
+from __future__ import annotations
+
+from ..config import ConfigError, NexusConfig
+
+VIRTUAL_LIMIT = 16
+"""Most virtual ids per physical slot: a virtual id costs tens of bytes, a KV slot tens of kilobytes."""
+
+
+def virtual_size(physical: int, config: NexusConfig, context_length: int, max_requests: int) -> int:
+    """Virtual ids to create for a pool of ``physical`` slots.
+
+    Enough for every running request at full context and for the pool filled at the configured density,
+    but at most ``VIRTUAL_LIMIT`` times the pool (and always the pool plus one full context).
+    """
+    density = config.budget.value if config.budget.is_fraction else min(1.0, config.budget.value / context_length)
+    wanted = max(physical / density, context_length * max_requests)
+    return int(max(physical + context_length, min(wanted, VIRTUAL_LIMIT * physical)))
+
+
+def chunk_room(chunk: int, overlap: bool) -> int:
+    """Tokens in flight beside the resident ones: the next chunk is allocated before the last is evicted."""
+    return chunk * (2 if overlap else 1)
+
+
+def largest_budget(physical: int, config: NexusConfig, chunk: int, overlap: bool) -> int:
+    """The largest budget one sequence can be granted on this pool, in tokens."""
+    return physical - chunk_room(chunk, overlap) - 2 * config.block_size
+
+
+def require_pool(physical: int, config: NexusConfig, chunk: int, overlap: bool) -> None:
+    """Refuse a pool on which no request could ever run.
+
+    Raises:
+        ConfigError: with the arithmetic.
+    """
+    smallest = config.budget_tokens(0) if config.budget.is_fraction else config.budget_tokens(1)
+    room, slack = chunk_room(chunk, overlap), 2 * config.block_size
+    if physical < smallest + room + slack:
+        chunks = f"2 x {chunk}" if overlap else f"{chunk}"
+        raise ConfigError(
+            f"the KV pool of {physical} tokens is too small: budget {smallest} + prefill chunks {chunks} + "
+            f"headroom {slack} = {smallest + room + slack}. Raise --max-total-tokens (or --mem-fraction-static), "
+            f"or lower --chunked-prefill-size, for example to {max(32, (physical - smallest - slack) // 4)}"
+        )

@@ -1,0 +1,46 @@
+"""What is remembered about a block, kept per virtual slot so that it follows the token through splits and shares."""
+
+from __future__ import annotations
+
+import torch
+
+
+class BlockLedger:
+    """Per-slot memory of policies.
+
+    A block's record is written on every slot of the block, so a radix-tree node that is split in the middle
+    of a block leaves both halves with it.
+
+    Attributes:
+        memory: float32 ``[virtual_size + 1, width]``; NaN where no event has judged the token.
+        weight: float32 ``[virtual_size + 1]``, the block's weight at its last event; NaN before that.
+    """
+
+    def __init__(self, virtual_size: int, width: int, device: str | torch.device = "cpu"):
+        self.memory = torch.full((virtual_size + 1, width), torch.nan, device=device)
+        self.weight = torch.full((virtual_size + 1,), torch.nan, device=device)
+
+    def clear(self) -> None:
+        self.memory.fill_(torch.nan)
+        self.weight.fill_(torch.nan)
+
+    def forget(self, virtual: torch.Tensor) -> None:
+        """These ids name new tokens now."""
+        self.memory[virtual] = torch.nan
+        self.weight[virtual] = torch.nan
+
+    def read(self, first: torch.Tensor) -> torch.Tensor:
+        """float32 ``[N, width]`` for the blocks whose first resident slot is ``first`` (int64 ``[N]``)."""
+        return self.memory[first]
+
+    def write(self, slots: torch.Tensor, block: torch.Tensor, weights: torch.Tensor, memory: torch.Tensor | None):
+        """Record an event.
+
+        Args:
+            slots: int64 ``[T]``, virtual ids of the resident tokens.
+            block: int64 ``[T]``, row of ``weights`` each belongs to.
+            weights: float ``[N]``. memory: float32 ``[N, width]`` or None.
+        """
+        self.weight[slots] = weights.float()[block]
+        if memory is not None:
+            self.memory[slots] = memory.float()[block]

@@ -1,0 +1,87 @@
+"""Evidence for one sequence at one event: block attention and the optional value and key terms, over all layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from nexus_sglang.kernels.block_attention import block_attention
+
+from ..policy.base import Evidence, Policy
+from .query_window import QueryWindow
+
+TOP_HEADS = 8
+"""How many of the strongest (layer, head) pairs the ``top`` reduction averages."""
+
+
+class _HeadReduction:
+    """Running reduction of ``[W, H, N]`` per-head rows over heads and layers."""
+
+    def __init__(self, kind: str):
+        self.kind, self.total, self.heads = kind, None, 0
+
+    def add(self, per_head: torch.Tensor) -> None:
+        if self.kind == "max":
+            rows = per_head.amax(dim=1)
+            self.total = rows if self.total is None else torch.maximum(self.total, rows)
+        elif self.kind == "top":
+            pool = per_head if self.total is None else torch.cat((self.total, per_head), dim=1)
+            self.total = pool.topk(min(TOP_HEADS, pool.shape[1]), dim=1).values
+        else:
+            rows = per_head.sum(dim=1)
+            self.total = rows if self.total is None else self.total + rows
+        self.heads += per_head.shape[1]
+
+    def result(self) -> torch.Tensor:
+        if self.kind == "top":
+            return self.total.mean(dim=1)
+        return self.total if self.kind == "max" else self.total / self.heads
+
+
+def measure(
+    policy: Policy,
+    window: QueryWindow,
+    keys_of: Callable[[int], torch.Tensor],
+    values_of: Callable[[int], torch.Tensor],
+    row: int,
+    length: int,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    ordinal: torch.Tensor,
+    blocks: int,
+    block_size: int,
+) -> Evidence:
+    """Measure what ``policy`` asks for.
+
+    Args:
+        keys_of, values_of: layer id -> pool buffer ``[physical slots, Hkv, D]``.
+        row, length: request row and its tokens so far.
+        slots: int64 ``[T]``, physical slots of the resident tokens. positions: int64 ``[T]``.
+        ordinal: int64 ``[T]``, which of the ``blocks`` blocks each token is in.
+    """
+    if not (policy.needs_attention or policy.needs_values or policy.needs_keys):
+        return Evidence()
+    query_positions = window.positions(row, length).to(slots.device)
+    cells = ordinal * block_size + positions % block_size
+    attention, norms, distinct = _HeadReduction(policy.head_reduction), [], []
+    tokens_in = torch.bincount(ordinal, minlength=blocks).clamp_min(1)
+    per_block = lambda x: torch.zeros(blocks).index_add_(0, ordinal.cpu(), x.float().cpu()) / tokens_in.cpu()  # noqa: E731
+    for layer, shape in window.layers.items():
+        keys = keys_of(layer)[slots]
+        if policy.needs_attention:
+            queries = window.queries(layer, row, query_positions)
+            average = policy.head_reduction == "qk"
+            attention.add(
+                block_attention(
+                    queries, keys, query_positions, positions, cells, blocks, block_size, shape.scale, average
+                )
+            )
+        if policy.needs_values:
+            norms.append(per_block(values_of(layer)[slots].float().norm(dim=-1).mean(dim=-1)))
+        if policy.needs_keys:
+            unit = torch.nn.functional.normalize(keys.float(), dim=-1)
+            anchor = torch.nn.functional.normalize(unit.mean(dim=0, keepdim=True), dim=-1)
+            distinct.append(per_block(1 - (unit * anchor).sum(dim=-1).mean(dim=-1)))
+    mean = lambda terms: torch.stack(terms).mean(dim=0).to(slots.device) if terms else None  # noqa: E731
+    return Evidence(attention.result() if policy.needs_attention else None, mean(norms), mean(distinct))
