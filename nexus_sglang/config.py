@@ -73,6 +73,14 @@ def _whole(raw: Any, flag: str, low: int, example: int) -> int:
     return value
 
 
+def _truth(raw: Any, flag: str) -> bool:
+    named = {"true": True, "false": False}
+    value = named.get(raw.lower(), raw) if isinstance(raw, str) else raw
+    if not isinstance(value, bool):
+        raise ConfigError(f"{flag} {raw!r} is not usable: give true or false")
+    return value
+
+
 @dataclass(frozen=True)
 class NexusConfig:
     """What ``--kv-*`` flags say, checked.
@@ -85,6 +93,9 @@ class NexusConfig:
         sink_tokens: first tokens of a sequence that are never evicted, rounded up to whole blocks.
         recent_tokens: newest tokens that are never evicted: a count, or a share of the budget.
         min_tokens: floor of every budget; a sequence this short is never touched.
+        thin_to: under memory pressure, shares of its tokens a cold cached node is thinned to, step by step,
+            before whole leaves are dropped; empty for SGLang's own behaviour.
+        thin_shared: whether nodes that several prompts share may be thinned too, last.
         seed: seed of every random draw (counter-based, see ``policy/draws.py``).
         policy_config: the policy's own fields.
         debug: check every invariant after each operation (slow; for tests).
@@ -97,6 +108,8 @@ class NexusConfig:
     sink_tokens: int = 4
     recent_tokens: TokenAmount = TokenAmount(64)
     min_tokens: int = 128
+    thin_to: tuple[float, ...] = (0.5, 0.2, 0.1)
+    thin_shared: bool = False
     seed: int = 0
     policy_config: dict[str, Any] = field(default_factory=dict)
     debug: bool = False
@@ -110,13 +123,29 @@ class NexusConfig:
         put("sink_tokens", _whole(self.sink_tokens, "--kv-sink-tokens", 0, 4))
         put("min_tokens", _whole(self.min_tokens, "--kv-min-tokens", 0, 128))
         put("seed", _whole(self.seed, "--kv-seed", 0, 0))
+        put("thin_to", self._read_thin_to(self.thin_to))
+        put("thin_shared", _truth(self.thin_shared, "--kv-thin-shared"))
         if not isinstance(self.policy, str) or not self.policy:
             raise ConfigError(f"--kv-policy {self.policy!r} is not a policy name: try 'nexus'")
         put("policy_config", self._read_policy_config(self.policy_config))
 
     @staticmethod
+    def _read_thin_to(raw: Any) -> tuple[float, ...]:
+        flag, hint = "--kv-thin-to", "give falling shares in (0, 1) such as 0.5,0.2,0.1, or none"
+        if raw is None or raw == "none":
+            return ()
+        try:
+            steps = tuple(float(step) for step in (raw.split(",") if isinstance(raw, str) else raw))
+        except (TypeError, ValueError):
+            raise ConfigError(f"{flag} {raw!r} is not usable: {hint}") from None
+        falling = all(a > b for a, b in zip(steps, steps[1:], strict=False))
+        if not falling or not all(0 < step < 1 for step in steps):
+            raise ConfigError(f"{flag} {raw!r} is not usable: {hint}")
+        return steps
+
+    @staticmethod
     def _read_policy_config(raw: Any) -> dict[str, Any]:
-        example = '\'{"walk_weight": 0.5}\''
+        example = "'{\"walk_weight\": 0.5}'"
         if isinstance(raw, str):
             try:
                 raw = json.loads(raw)
@@ -144,6 +173,11 @@ class NexusConfig:
         """Newest tokens that are forced: at least the query window, at most half of what the sinks leave."""
         asked = max(self.recent_tokens.of(budget_tokens), self.window)
         return max(1, min(asked, max(self.block_size, (budget_tokens - self.sink_length) // 2)))
+
+    def private_floor(self, budget_tokens: int) -> int:
+        """Tokens a sequence keeps of its own when a shared prefix alone fills its budget: a quarter of the
+        budget, and at least its recent window and one block."""
+        return max(budget_tokens // 4, self.recent_length(budget_tokens) + self.block_size)
 
     def to_json(self) -> str:
         raw = dataclasses.asdict(self)

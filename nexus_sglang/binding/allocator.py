@@ -7,6 +7,7 @@ from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator
 
 from ..memory.page_table import IntegrityError, PageTable
 from .admission import NexusPrefillBudget
+from .pressure import relieve
 
 
 class NexusAllocator(BaseTokenToKVPoolAllocator):
@@ -63,6 +64,17 @@ class NexusAllocator(BaseTokenToKVPoolAllocator):
 
     def create_prefill_budget(self, tree_cache, *, num_mixed_decode_tokens: int = 0) -> NexusPrefillBudget:
         return NexusPrefillBudget(self, tree_cache, num_mixed_decode_tokens=num_mixed_decode_tokens)
+
+    def evict_to_free_tokens(self, tree_cache, num_tokens: int) -> bool | None:
+        """SGLang needs room: thin cold cache first, then let it drop whole leaves."""
+        runtime = self.runtime
+        shortfall = num_tokens - len(self.table.free_physical)
+        if shortfall > 0 and runtime.tree is not None:
+            relieve(runtime, shortfall)
+        held = self.table.counts().virtual_held
+        result = super().evict_to_free_tokens(tree_cache, num_tokens)
+        runtime.evictor.counters.tokens_dropped_with_leaves += held - self.table.counts().virtual_held
+        return result
 
     def verify_byte_accounting(self) -> list[str]:
         """SGLang asks at idle; what is returned is raised as a leak."""

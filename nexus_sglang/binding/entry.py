@@ -14,10 +14,12 @@ def register() -> None:
     SGLang only logs what goes wrong in here, so ``self_check`` verifies the outcome before serving.
     """
     from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
+    from sglang.srt.entrypoints.engine import Engine
 
     from . import hooks, rejects
 
     _install(hooks.LAUNCH)
+    Engine.server_args_class = flags.engine_args
     register_resolution_hook("handle_other_validations")(rejects.validate)
     if flags.current() is not None and _is_worker_process():
         install_serving_hooks()

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..config import ENV_CARRIER, ConfigError, NexusConfig
 from ..policy import make_policy
+from . import self_check
 
 _HELP = {
     "policy": "KV-cache eviction policy: a name listed by `nexus-sglang policies`, module:Class, or none",
@@ -21,6 +22,9 @@ _HELP = {
     "sink_tokens": "first tokens of a sequence that are never evicted, in whole blocks (default 4)",
     "recent_tokens": "newest tokens that are never evicted: a count, or a share of the budget (default 64)",
     "min_tokens": "smallest budget; shorter sequences are never touched (default 128)",
+    "thin_to": "under memory pressure, thin cold cached nodes to these shares before dropping leaves, or none "
+    "(default 0.5,0.2,0.1)",
+    "thin_shared": "true to let memory pressure thin prefixes that several prompts share, last (default false)",
     "seed": "seed of the random draws (default 0)",
     "policy_config": "JSON object with the policy's own fields",
 }
@@ -53,8 +57,9 @@ def publish(config: NexusConfig | None) -> None:
     """Hand the config to the processes this one will start."""
     if config is None:
         os.environ.pop(ENV_CARRIER, None)
-    else:
-        os.environ[ENV_CARRIER] = config.to_json()
+        return
+    self_check.check_launch()
+    os.environ[ENV_CARRIER] = config.to_json()
 
 
 def current() -> NexusConfig | None:
@@ -79,8 +84,12 @@ def from_cli_args(original, cls, args: argparse.Namespace):
     return original(cls, args)
 
 
-def engine_init(original, self, **kwargs):
-    """AROUND ``Engine.__init__``: takes our keywords out and publishes them."""
-    ours = {dest(field): kwargs.pop(dest(field)) for field in _HELP if dest(field) in kwargs}
-    publish(config_from(ours))
-    return original(self, **kwargs)
+def engine_args(engine, **kwargs):
+    """In place of ``Engine.server_args_class``: takes our keywords out and publishes them.
+
+    SGLang loads plugins inside ``Engine.__init__``, so wrapping that would miss the first engine of a process.
+    """
+    from sglang.srt.server_args import ServerArgs
+
+    publish(config_from({dest(field): kwargs.pop(dest(field)) for field in _HELP if dest(field) in kwargs}))
+    return ServerArgs(**kwargs)

@@ -40,9 +40,7 @@ def build_allocator(original, self, **kwargs):
         )
     config, schedule = flags.current(), get_schedule()
     requests = kwargs["req_to_token_pool"]
-    table = PageTable(
-        virtual_size(stock.size, config, requests.max_context_len, requests.size), stock.size, stock.device
-    )
+    table = PageTable(virtual_size(stock.size, config, requests.max_context_len, requests.size), stock.size, stock.device)
     chunk = schedule.chunked_prefill_size
     if chunk is None or chunk <= 0:
         chunk = requests.max_context_len
@@ -103,6 +101,11 @@ def name_candidate(original, adder, req, **kwargs):
     return original(adder, req, **kwargs)
 
 
+def count_retraction(result, batch, *args, **kwargs):
+    """AFTER ``ScheduleBatch.retract_decode``."""
+    batch.token_to_kv_pool_allocator.runtime.evictor.counters.retractions += len(result[0])
+
+
 def count_names(original, observer):
     """AROUND ``SchedulerPoolStatsObserver._get_token_info``: SGLang's accounting is in virtual ids."""
     import dataclasses
@@ -115,9 +118,7 @@ def count_names(original, observer):
         full_available_size=free,
         full_num_used=observer.max_total_num_tokens - free - stats.full_evictable_size,
         # What the operator watches is memory, so usage is physical: mapped and not evictable.
-        full_token_usage=max(
-            0.0, 1 - (used + observer.tree_cache.tree_core.resident_evictable()) / table.physical_size
-        ),
+        full_token_usage=max(0.0, 1 - (used + observer.tree_cache.tree_core.resident_evictable()) / table.physical_size),
     )
 
 
@@ -148,6 +149,7 @@ def scheduler_ready(result, scheduler, *args, **kwargs):
     """AFTER ``Scheduler.__init__``: the prefix cache exists; last check before serving."""
     runtime = scheduler.token_to_kv_pool_allocator.runtime
     self_check.check_scheduler(scheduler)
+    runtime.waiting = lambda: scheduler.waiting_queue
     if not scheduler.tree_cache.disable:
         runtime.attach_tree(scheduler.tree_cache.tree_core)
     logger.info(
@@ -201,6 +203,7 @@ SERVE = (
     Hook("managers.tp_worker.TpModelWorker.forward_batch_generation", "around", run_forward),
     Hook("mem_cache.unified_radix_cache.UnifiedRadixCache.checkpoint_into_tree", "after", tree_took_tokens),
     Hook("managers.schedule_policy.PrefillAdder._check_prefill_budget", "around", name_candidate),
+    Hook("managers.schedule_batch.ScheduleBatch.retract_decode", "after", count_retraction),
     Hook("managers.scheduler_components.pool_stats_observer.SchedulerPoolStatsObserver._get_token_info", "around",
          count_names),
     Hook("managers.scheduler.Scheduler._create_generation_req", "after", accept_request),
@@ -215,5 +218,4 @@ SERVE = (
 LAUNCH = (
     Hook("server_args.ServerArgs.add_cli_args", "after", flags.add_cli_args),
     Hook("server_args.ServerArgs.from_cli_args", "around", flags.from_cli_args),
-    Hook("entrypoints.engine.Engine.__init__", "around", flags.engine_init),
 )

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
+from itertools import islice
 
+import numpy as np
 import torch
 
 from ..config import NexusConfig, TokenAmount
@@ -18,6 +21,26 @@ from ..statistics.query_window import LayerShape, QueryWindow
 from . import request_params, telemetry
 
 logger = logging.getLogger(__name__)
+
+
+WAITING_LOOKED_AT = 64
+"""Requests at the head of the queue that are compared with a sequence about to be thinned."""
+
+
+def awaited_length(req, waiting: Sequence) -> int:
+    """Leading tokens of ``req`` that requests in the queue start with as well.
+
+    Agents that start together share a prompt that the radix tree has not seen shared yet.
+    """
+    mine, longest = np.asarray(req.origin_input_ids), 0
+    for other in islice(waiting, WAITING_LOOKED_AT):
+        if other is req or other.extra_key != req.extra_key or other.cache_salt != req.cache_salt:
+            continue
+        theirs = np.asarray(other.origin_input_ids)
+        n = min(len(mine), len(theirs))
+        differs = np.flatnonzero(mine[:n] != theirs[:n])
+        longest = max(longest, int(differs[0]) if len(differs) else n)
+    return longest
 
 
 class NexusRuntime:
@@ -39,6 +62,7 @@ class NexusRuntime:
         self.window: QueryWindow | None = None
         self.evictor: Evictor | None = None
         self.tree = None
+        self.waiting: Callable[[], Sequence] = tuple
         self.log = telemetry.RequestLog()
         self.batches = 0
 
@@ -140,8 +164,9 @@ class NexusRuntime:
         self.evictor.counters.sequences += 1
 
     def shared_length(self, req) -> int:
-        """Leading tokens of this request that other readers use too."""
-        return self.tree.shared_length(req.last_node) if self.tree is not None else 0
+        """Leading tokens of this request that other readers use too, or are waiting to."""
+        held = self.tree.shared_length(req.last_node) if self.tree is not None else 0
+        return max(held, awaited_length(req, self.waiting()))
 
     def row_rewritten(self, req) -> None:
         """The tree replaced the row's ids by its own copies."""

@@ -26,7 +26,8 @@ class SelfCheckError(RuntimeError):
 
 def fingerprint(target: str) -> dict[str, Any]:
     """Parameters and body hash of the unhooked function behind a dotted target."""
-    function = inspect.unwrap(pkgutil.resolve_name(f"sglang.srt.{target}"))
+    found = pkgutil.resolve_name(f"sglang.srt.{target}")
+    function = inspect.unwrap(getattr(found, "__func__", found))  # a classmethod binds its class once hooked
     body = hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:16]
     return {"parameters": list(inspect.signature(function).parameters), "body": body}
 
@@ -35,6 +36,14 @@ def recorded() -> dict[str, Any]:
     """What the hooked functions looked like when the hooks were written (``patches/``)."""
     name = f"sglang-{SGLANG_VERSION}.json"
     return json.loads(resources.files("nexus_sglang.patches").joinpath(name).read_text())
+
+
+def record() -> str:
+    """JSON of every hooked function as it is now; ``make patches`` writes it after hooks were added or moved."""
+    from . import hooks
+
+    seen = {hook.target: fingerprint(hook.target) for hook in (*hooks.SERVE, *hooks.LAUNCH)}
+    return json.dumps(dict(sorted(seen.items())), indent=1) + "\n"
 
 
 def check_hooks(hooks) -> list[str]:

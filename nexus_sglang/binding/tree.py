@@ -36,7 +36,7 @@ class NexusTreeCore(UnifiedTreeCore):
     def mark_prompt(self, node_id: int, prompt_tokens: int) -> None:
         """Remember which nodes of the path to ``node_id`` hold tokens of a prompt of this length."""
         node = self.node_by_id(node_id)
-        end = self._depth(node)
+        end = self.depth(node)
         while node is not self.root_node:
             end -= len(node.key)
             if end < prompt_tokens:
@@ -50,7 +50,7 @@ class NexusTreeCore(UnifiedTreeCore):
         prompts go on from it: for the last node one, since the asking request goes on as well.
         """
         node = self.node_by_id(node_id)
-        own_continuation, end = 1, self._depth(node)
+        own_continuation, end = 1, self.depth(node)
         while node is not self.root_node:
             prompts = sum(getattr(child, "carries_prompt", False) for child in node.children.values())
             if node.component_data[FULL].lock_ref > 1 or prompts + own_continuation > 1:
@@ -76,6 +76,18 @@ class NexusTreeCore(UnifiedTreeCore):
         ]
         return self.table.resident(torch.cat(values)) if values else 0
 
+    def cold_nodes(self, shared: bool) -> list:
+        """Unlocked nodes that hold physical slots, least recently used first; ``shared`` picks those that two
+        prompts go on from, or the others."""
+        nodes = [
+            node
+            for node in self._node_arena.values()
+            if node is not self.root_node
+            and node.component_data[FULL].lock_ref == 0
+            and (sum(getattr(c, "carries_prompt", False) for c in node.children.values()) > 1) == shared
+        ]
+        return sorted(nodes)
+
     def resident_total(self) -> tuple[int, int]:
         """(logical tokens, physical slots) of the whole tree."""
         values = [n.component_data[FULL].value for n in self._node_arena.values() if n is not self.root_node]
@@ -84,7 +96,8 @@ class NexusTreeCore(UnifiedTreeCore):
         ids = torch.cat(values)
         return len(ids), self.table.resident(ids)
 
-    def _depth(self, node) -> int:
+    def depth(self, node) -> int:
+        """Tokens from the root to the end of this node."""
         total = 0
         while node is not self.root_node:
             total += len(node.key)

@@ -34,6 +34,10 @@ class Counters:
     chunk_evictions: int = 0
     holes_healed: int = 0
     budget_held_by_shared: int = 0
+    nodes_thinned: int = 0
+    tokens_thinned: int = 0
+    tokens_dropped_with_leaves: int = 0
+    retractions: int = 0
 
 
 class Evictor:
@@ -74,11 +78,14 @@ class Evictor:
 
     def after_decode(self, seq: RunningSequence, protected: Callable[[], int]) -> None:
         """One token was decoded; a block goes each time one block has been gained."""
-        if self.rows.live[seq.row] >= seq.budget + self.config.block_size and seq.evictable:
+        if seq.evictable and self.rows.live[seq.row] >= max(seq.budget, seq.floor) + self.config.block_size:
             self.enforce(seq, protected(), slack=self.config.block_size - 1)
 
     def enforce(self, seq: RunningSequence, protected: int, slack: int) -> bool:
         """Evict this sequence down to its budget if it holds more than budget + ``slack`` tokens.
+
+        Where the protected prefix alone fills the budget, the sequence keeps ``NexusConfig.private_floor``
+        tokens of its own.
 
         Returns:
             Whether an event took place.
@@ -86,10 +93,18 @@ class Evictor:
         live = self.rows.live[seq.row]
         if not seq.evictable or live <= seq.budget + slack:
             return False
+        protected = max(protected, seq.pinned)
+        held = int(torch.searchsorted(self.rows.positions[seq.row, :live].contiguous(), protected)) if protected else 0
+        seq.floor = held + self.config.private_floor(seq.budget) if held else 0
+        target = max(seq.budget, seq.floor)
+        if target > seq.budget:
+            self.counters.budget_held_by_shared += 1
+        if live <= target + slack:
+            return False
         if not seq.over_budget:
             seq.over_budget = True
             self.counters.sequences_over_budget += 1
-        return self._evict(seq, live - seq.budget, max(protected, seq.pinned))
+        return self._evict(seq, live - target, protected)
 
     def _evict(self, seq: RunningSequence, excess: int, protected: int) -> bool:
         size, row = self.config.block_size, seq.row
@@ -101,7 +116,6 @@ class Evictor:
         forced = self._forced(index, length, seq.budget, protected)
         candidates = int((~forced).sum())
         if candidates == 0:
-            self.counters.budget_held_by_shared += 1
             return False
 
         evidence = measure(
@@ -122,7 +136,9 @@ class Evictor:
         gone = order[: int(torch.searchsorted(tokens[order].cumsum(0), excess)) + 1]
         dropped = torch.zeros(len(index), dtype=torch.bool)
         dropped[gone] = True
-        self.ledger.write(virtual, ordinal, weighing.weights, weighing.memory)
+        # A forced block has not been judged: its memory starts when it becomes a candidate.
+        judged = ~forced[ordinal]
+        self.ledger.write(virtual[judged], ordinal[judged], weighing.weights, weighing.memory)
         freed = self.table.evict(virtual[dropped[ordinal]])
         self.rows.rebuild(row)
         seq.events.append(EvictionEvent(length, index[dropped].tolist(), freed))

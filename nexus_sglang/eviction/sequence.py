@@ -38,6 +38,7 @@ class RunningSequence:
         evictable: False when the request asked for no eviction.
         token_ids: returns the sequence's token ids known so far.
         clipped: the budget asked for was larger than the pool can grant.
+        floor: what it may hold above its budget, because of a protected prefix (set at each event).
         prefill_left: prompt tokens still to be prefilled. peak: most tokens it ever held resident.
         events: what was evicted, oldest first.
         report: what it held when it left its row, or None while it runs.
@@ -53,6 +54,7 @@ class RunningSequence:
     evictable: bool = True
     clipped: bool = False
     trace: bool = False
+    floor: int = 0
     prefill_left: int = 0
     peak: int = 0
     over_budget: bool = False

@@ -59,9 +59,7 @@ class PageTable:
 
     def counts(self) -> TableCounts:
         virtual_free, physical_free = len(self.free_virtual), len(self.free_physical)
-        return TableCounts(
-            virtual_free, self.virtual_size - virtual_free, physical_free, self.physical_size - physical_free
-        )
+        return TableCounts(virtual_free, self.virtual_size - virtual_free, physical_free, self.physical_size - physical_free)
 
     def allocate(self, n: int) -> torch.Tensor | None:
         """Hand out n mapped virtual ids (int64 ``[n]``), or None when either space is short."""
@@ -127,13 +125,11 @@ class PageTable:
         if self.v2p[0] != 0:
             raise IntegrityError(f"padding id 0 is mapped to physical {int(self.v2p[0])}")
         if len(mapped) + counts.physical_free != self.physical_size:
-            raise IntegrityError(
-                f"physical: {counts.physical_free} free + {len(mapped)} mapped != {self.physical_size} slots"
-            )
-        everything = torch.cat((mapped, self.free_physical))
-        if len(torch.unique(everything)) != self.physical_size:
-            raise IntegrityError(f"physical: {self.physical_size - len(torch.unique(everything))} slots held twice")
-        if len(torch.unique(self.free_virtual)) != counts.virtual_free:
+            raise IntegrityError(f"physical: {counts.physical_free} free + {len(mapped)} mapped != {self.physical_size} slots")
+        holders = torch.bincount(torch.cat((mapped, self.free_physical)), minlength=self.physical_size + 1)
+        if int(holders.max()) > 1:
+            raise IntegrityError(f"physical: slots {torch.nonzero(holders > 1).squeeze(1).tolist()[:8]} are held twice")
+        if counts.virtual_free and int(torch.bincount(self.free_virtual).max()) > 1:
             raise IntegrityError("virtual: an id is in the free list twice")
         if counts.virtual_free and bool((self.v2p[self.free_virtual] > 0).any()):
             raise IntegrityError("virtual: a free id still owns a physical slot")

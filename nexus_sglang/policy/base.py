@@ -28,11 +28,15 @@ class Evidence(NamedTuple):
             or None unless ``Policy.needs_values``.
         key_distinctiveness: float32 ``[N]`` in [0, 2], mean of 1 - cos(key, mean key) over the block's
             tokens, layers and heads, or None unless ``Policy.needs_keys``.
+        expected: float32 ``[N]``, attention expected of queries like the window's (arXiv 2510.00636) times the
+            value norm, summed per block, reduced over heads and layers as ``Policy.head_reduction`` asks; None
+            unless ``Policy.needs_expected``.
     """
 
     attention: torch.Tensor | None = None
     value_norm: torch.Tensor | None = None
     key_distinctiveness: torch.Tensor | None = None
+    expected: torch.Tensor | None = None
 
 
 class Blocks(NamedTuple):
@@ -81,7 +85,7 @@ class Policy(ABC):
         source: the paper, and in a few words how the block form differs from it.
         head_reduction: how heads and layers become one row: ``max``, ``mean`` (of probabilities),
             ``top`` (mean of the strongest few layer-head pairs), ``qk`` (heads averaged before the softmax).
-        needs_attention, needs_values, needs_keys: which evidence to measure.
+        needs_attention, needs_values, needs_keys, needs_expected: which evidence to measure.
         memory_width: floats of memory per block.
     """
 
@@ -91,6 +95,7 @@ class Policy(ABC):
     needs_attention: ClassVar[bool] = True
     needs_values: ClassVar[bool] = False
     needs_keys: ClassVar[bool] = False
+    needs_expected: ClassVar[bool] = False
     memory_width: ClassVar[int] = 0
 
     @abstractmethod

@@ -8,7 +8,7 @@ import torch
 
 from .base import HEAD_REDUCTIONS, Blocks, Evidence, Policy, Weighing, check_choice, check_range
 from .draws import uniforms
-from .selectors import core_then, sequential_poisson, sharpen
+from .selectors import core_then, sequential_poisson
 from .walk import normalise_rows, recency, walk
 
 
@@ -53,8 +53,6 @@ class Nexus(Policy):
 
     def prioritise(self, weights: torch.Tensor, blocks: Blocks, keep: int) -> torch.Tensor:
         sampled = round(self.sampled_share * keep)
-        drawn = sequential_poisson(
-            sharpen(weights * blocks.candidates, self.sharpness),
-            uniforms(blocks.seed, blocks.identity, blocks.event, 1),
-        )
+        u = uniforms(blocks.seed, blocks.identity, blocks.event, 1)
+        drawn = sequential_poisson(weights, u, self.sharpness)
         return core_then(drawn, weights, keep - sampled, blocks.candidates)

@@ -9,12 +9,26 @@ from typing import Any
 
 from ..config import ConfigError
 from .base import HEAD_REDUCTIONS, Policy
+from .composed import Composed
+from .defensive import Defensive
+from .expected_attention import ExpectedAttention
+from .h2o import H2O
+from .keydiff import KeyDiff
+from .keyformer import Keyformer
+from .morphkv import MorphKV
 from .nexus import Nexus
 from .nexus_paper import NexusPaper
 from .random_blocks import RandomBlocks
+from .snapkv import SnapKV
 from .streaming_llm import StreamingLLM
+from .tova import TOVA
+from .vase import VaSE
 
-POLICIES: dict[str, type[Policy]] = {cls.name: cls for cls in (Nexus, NexusPaper, StreamingLLM, RandomBlocks)}
+_ALL = (
+    Nexus, NexusPaper, StreamingLLM, H2O, TOVA, SnapKV, MorphKV, Keyformer, VaSE, KeyDiff, ExpectedAttention, Defensive,
+    RandomBlocks, Composed,
+)  # fmt: skip
+POLICIES: dict[str, type[Policy]] = {cls.name: cls for cls in _ALL}
 
 
 def find_policy(name: str) -> type[Policy]:

@@ -22,16 +22,19 @@ def exponential_keys(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     return torch.where(w > 0, log_keys, torch.full_like(log_keys, -math.inf))
 
 
-def sequential_poisson(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """Sequential Poisson (priority) sampling, w / u in logs (Ohlsson 1998; Duffield, Lund, Thorup 2007).
+def sequential_poisson(weights: torch.Tensor, u: torch.Tensor, beta: float = 1.0) -> torch.Tensor:
+    """Sequential Poisson (priority) sampling, w**beta / u in logs (Ohlsson 1998; Duffield, Lund, Thorup 2007).
 
     Blocks above the sampling threshold are kept for certain, the tail in proportion to its weight.
 
     Args:
         weights: float ``[N]``, non-negative; a zero weight ranks last.
         u: float64 ``[1, N]`` in (0, 1); only the first draw is used.
+        beta: sharpness; 1 samples in proportion to the weight, towards infinity it is top-K.
     """
-    return weights.double().log() - u[0].log()
+    log_weights = weights.double().log()
+    # 0 * -inf would be NaN
+    return (beta * log_weights if beta else torch.zeros_like(log_weights)) - u[0].log()
 
 
 def core_then(priority: torch.Tensor, weights: torch.Tensor, core: int, candidates: torch.Tensor) -> torch.Tensor:
@@ -57,3 +60,59 @@ def sharpen(weights: torch.Tensor, beta: float) -> torch.Tensor:
     """``w**beta`` scaled to a largest value of 1 (beta = 1 is the paper's law, beta to infinity is top-K)."""
     w = weights.double()
     return (w / w.max().clamp_min(1e-300)) ** beta
+
+
+def interleave(orders: list[torch.Tensor], shares: list[float]) -> torch.Tensor:
+    """One order out of several, so that whatever is kept holds each order's best in proportion to its share.
+
+    Block j stands at ``min_i rank_i(j) / share_i`` (ranks from 1). A block near the top of two orders counts once and
+    leaves its second place to the next.
+
+    Args:
+        orders: float ``[N]`` each, larger is better, ties in favour of the newer. shares: one positive number each.
+
+    Returns:
+        float64 ``[N]`` in (0, 1], 1 / standing (scaled): larger is kept first.
+    """
+    total = sum(shares)
+    standing = [rank(order) * (total / share) for order, share in zip(orders, shares, strict=True) if share > 0]
+    return 1 / torch.stack(standing).amin(dim=0)
+
+
+def rank(order: torch.Tensor) -> torch.Tensor:
+    """float64 ``[N]``: 1 for the largest; among equals the newer ranks first."""
+    n = order.shape[0]
+    newest_first = torch.argsort(order.double().flip(0), descending=True, stable=True)
+    ranks = torch.empty(n, dtype=torch.float64, device=order.device)
+    ranks[n - 1 - newest_first] = torch.arange(1, n + 1, dtype=torch.float64, device=order.device)
+    return ranks
+
+
+SELECTORS = ("top-k", "exponential-keys", "sequential-poisson", "core-sampled")
+
+
+def select(
+    kind: str,
+    weights: torch.Tensor,
+    u: torch.Tensor,
+    candidates: torch.Tensor,
+    keep: int,
+    sharpness: float,
+    sampled_share: float,
+) -> torch.Tensor:
+    """A selector by name.
+
+    Args:
+        kind: one of :data:`SELECTORS`. ``core-sampled`` takes all but ``sampled_share`` of ``keep`` from the top and
+            draws the rest by sequential Poisson.
+        weights: float ``[N]``, non-negative. u: float64 ``[n, N]``. candidates: bool ``[N]``.
+        keep: candidates that will stay. sharpness: beta of ``w**beta`` before a draw.
+    """
+    if kind == "top-k":
+        return weights.double()
+    if kind == "exponential-keys":
+        return exponential_keys(sharpen(weights * candidates, sharpness) if sharpness != 1 else weights, u)
+    drawn = sequential_poisson(weights, u, sharpness)
+    if kind == "sequential-poisson":
+        return drawn
+    return core_then(drawn, weights, keep - round(sampled_share * keep), candidates)

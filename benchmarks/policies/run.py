@@ -1,0 +1,70 @@
+"""The table of docs/policies.md: every policy, question visible or hidden, at 10 %, 20 % and 50 %.
+
+python benchmarks/policies/run.py            run what results.json lacks (it is saved after every passage)
+python benchmarks/policies/run.py --docs     only write the table into docs/policies.md
+python benchmarks/policies/run.py --again L  drop label L first (its policy has changed)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from common import open_reader, run_all, save
+
+from nexus_sglang.evaluation.experiment import SETTINGS, Contestant, Reference
+from nexus_sglang.evaluation.references import REFERENCES
+from nexus_sglang.evaluation.report import write_tables
+from nexus_sglang.policy import POLICIES, make_policy
+
+FIRST_SEED = 100_000
+HERE = Path(__file__).parent
+RESULTS = HERE / "results.json"
+PAGE = HERE.parents[1] / "docs" / "policies.md"
+
+
+def plan() -> list[tuple[str, int, int]]:
+    """(task, seed, tokens) of every passage, in an order that can be cut short: 12 needle, 8 multi-key, 10 variables."""
+    passages = []
+    for i in range(12):
+        passages.append(("needle", FIRST_SEED + i, 3900 if i in (5, 11) else 2000))
+        if i < 10:
+            passages.append(("variables", FIRST_SEED + 2000 + i, 2000))
+        if i < 8:
+            passages.append(("multi-key", FIRST_SEED + 1000 + i, 2000))
+    return passages
+
+
+def contestants() -> dict[str, Contestant | Reference]:
+    """Every registered policy with its defaults, and the references in which each layer chooses."""
+    entries = {name: Contestant(make_policy(name, {})) for name in POLICIES if name != "composed"}
+    return entries | REFERENCES
+
+
+def drop(label: str) -> None:
+    """Forget a label's scores."""
+    records = json.loads(RESULTS.read_text())
+    for record in records:
+        for setting in SETTINGS:
+            for scores in record[setting].values():
+                scores.pop(label, None)
+    save(records, RESULTS)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--docs", action="store_true")
+    parser.add_argument("--again", action="append", default=[], metavar="LABEL")
+    parser.add_argument("--without", action="append", default=[], metavar="LABEL", help="leave this one for later")
+    args = parser.parse_args()
+    if not args.docs:
+        for label in args.again:
+            drop(label)
+        chosen = {label: entry for label, entry in contestants().items() if label not in args.without}
+        run_all(open_reader(), plan(), chosen, RESULTS)
+    write_tables(json.loads(RESULTS.read_text()), PAGE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""A real SGLang server as a child process: for the demo, the benchmarks and the tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import requests
+
+START_SECONDS = 600
+"""How long a server may take to start: a minute on an idle CPU machine, several on a busy one."""
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def command(model: str, port: int, *flags: str) -> list[str]:
+    """The command line of a server on this machine that reports cached tokens and rests when idle."""
+    launch = [sys.executable, "-m", "sglang.launch_server", "--model-path", model, "--host", "127.0.0.1"]
+    return [*launch, "--port", str(port), "--skip-server-warmup", "--enable-cache-report", "--sleep-on-idle", *flags]
+
+
+class ServerError(RuntimeError):
+    """The server did not start. The message ends with its log."""
+
+
+class Server:
+    """One server in a process group of its own.
+
+    Args:
+        flags: command-line flags after the model path.
+        env: extra environment variables.
+        port: 0 takes a free one.
+    """
+
+    def __init__(self, model: str, *flags: str, env: dict[str, str] | None = None, port: int = 0):
+        self.port = port or free_port()
+        self.log = tempfile.NamedTemporaryFile("w+", prefix="nexus-sglang-", suffix=".log", delete=False)
+        self.command = command(model, self.port, *flags)
+        defaults = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+        self.process = subprocess.Popen(
+            self.command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=subprocess.STDOUT,
+            start_new_session=True, env={**os.environ, **defaults, **(env or {})},
+        )  # fmt: skip
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def wait(self, progress: Callable[[float], None] = lambda seconds: None) -> Server:
+        """Return when it answers; ``progress`` hears the seconds passed, every 20.
+
+        Raises:
+            ServerError: it ended or was not ready in time; the message ends with its log.
+        """
+        begin = shown = time.monotonic()
+        while (now := time.monotonic()) < begin + START_SECONDS:
+            if now - shown > 20:
+                shown = now
+                progress(now - begin)
+            if self.process.poll() is not None:
+                raise ServerError(f"server ended with {self.process.returncode}:\n{self.tail()}")
+            try:
+                if requests.get(self.url + "/health", timeout=2).status_code == 200:
+                    return self
+            except requests.RequestException:
+                pass
+            time.sleep(0.5)
+        self.stop()
+        raise ServerError(f"server did not come up in {START_SECONDS} s:\n{self.tail()}")
+
+    def tail(self, lines: int = 40) -> str:
+        with open(self.log.name) as f:
+            return "".join(line[:300].rstrip() + "\n" for line in f.readlines()[-lines:])
+
+    def text(self) -> str:
+        with open(self.log.name) as f:
+            return f.read()
+
+    def stop(self) -> None:
+        """End the whole process group, on every way out; the log file stays."""
+        # A Ctrl-C now would leave the server running.
+        main = threading.current_thread() is threading.main_thread()
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
+        try:
+            self._end()
+        finally:
+            if main:
+                signal.signal(signal.SIGINT, before)
+
+    def _end(self) -> None:
+        for sign, patience in ((signal.SIGTERM, 10), (signal.SIGKILL, 10)):
+            try:
+                os.killpg(self.process.pid, sign)
+                self.process.wait(patience)
+            except ProcessLookupError:
+                break
+            except subprocess.TimeoutExpired:
+                continue
+
+    def __enter__(self) -> Server:
+        try:
+            return self.wait()
+        except BaseException:
+            self.stop()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def generate(self, ids: list[int] | list[list[int]], tokens: int = 16, **options: Any) -> Any:
+        """POST /generate with token ids, greedy. ``custom`` goes to custom_params, the rest to the request."""
+        custom = options.pop("custom", None)
+        sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": options.pop("ignore_eos", True)}
+        if custom:
+            sampling["custom_params"] = custom
+        body = {"input_ids": ids, "sampling_params": sampling, **options}
+        answer = requests.post(self.url + "/generate", json=body, timeout=600)
+        answer.raise_for_status()
+        return answer.json()
+
+    def info(self) -> dict[str, Any]:
+        """The nexus part of /server_info."""
+        return requests.get(self.url + "/server_info", timeout=60).json()["internal_states"][0]["nexus"]
+
+    def flush(self) -> None:
+        """Empty the prefix cache; waits until the server agrees that it is idle."""
+        for _ in range(60):
+            if requests.post(self.url + "/flush_cache", timeout=60).status_code == 200:
+                return
+            time.sleep(0.5)
+        raise ServerError("the server never became idle")

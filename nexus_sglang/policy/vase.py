@@ -1,0 +1,37 @@
+"""VaSE: attention-weighted sampling beside a reserve for large values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .base import Blocks, Evidence, Policy, Weighing, check_range
+from .draws import uniforms
+from .reductions import reduce_window
+from .selectors import exponential_keys, interleave
+
+
+@dataclass(frozen=True)
+class VaSE(Policy):
+    """A share of the room goes to the largest values, the rest is drawn without replacement by window attention.
+
+    Fields:
+        value_reserve: share of the kept candidates chosen by value.
+    """
+
+    name = "vase"
+    source = (
+        "VaSE (AttnV), arXiv 2606.03928; whole blocks for all layers, mean value norm instead of the range of each value"
+    )
+    needs_values = True
+
+    value_reserve: float = 0.25
+
+    def __post_init__(self) -> None:
+        check_range(self.name, "value_reserve", self.value_reserve, 0, 1)
+
+    def weigh(self, evidence: Evidence, blocks: Blocks) -> Weighing:
+        attention = reduce_window(evidence.attention.double(), "mean", blocks.candidates)
+        drawn = exponential_keys(attention, uniforms(blocks.seed, blocks.identity, blocks.event, 1))
+        # Forced blocks take no place in either order.
+        orders = [order.masked_fill(blocks.forced, -float("inf")) for order in (evidence.value_norm.double(), drawn)]
+        return Weighing(interleave(orders, [self.value_reserve, 1 - self.value_reserve]))

@@ -1,0 +1,202 @@
+"""The promises of serving: equal to stock where nothing is evicted, shared prefixes, scenarios S1, S4, S9, S17-S20."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from .harness import Server, nexus_of, output_ids, text_ids
+
+pytestmark = pytest.mark.server
+
+
+def prompts(tokenizer) -> list[list[int]]:
+    """20 varied prompts of 5 to 1,400 tokens."""
+    lengths = [5, 17, 31, 32, 33, 64, 100, 128, 200, 257, 300, 400, 511, 600, 700, 801, 900, 1024, 1100, 1400]
+    return [text_ids(tokenizer, n, seed=100 + i) for i, n in enumerate(lengths)]
+
+
+@pytest.fixture(scope="module")
+def pair(model_path):
+    """Nexus and the same SGLang without the plugin's flags, both float32."""
+    pool = ("--dtype", "float32", "--max-total-tokens", "16384", "--chunked-prefill-size", "1024",
+            "--max-running-requests", "8")  # fmt: skip
+    ours = Server(model_path, "--kv-policy", "nexus", *pool, env={"NEXUS_SGLANG_DEBUG": "1"})
+    stock = Server(model_path, *pool, env={"SGLANG_PLUGINS": "nexus-cpu"})
+    try:
+        yield ours.wait(), stock.wait()
+    finally:
+        ours.stop()
+        stock.stop()
+
+
+def test_budget_one_is_stock_token_for_token(pair, tokenizer):
+    ours, stock = pair
+    whole = {"custom": {"kv_budget": 1.0}}
+    for first in prompts(tokenizer):
+        mine, theirs = ours.generate(first, 16, **whole), stock.generate(first, 16)
+        assert output_ids(mine) == output_ids(theirs)
+        assert nexus_of(mine)["evicted"] == 0
+        follow = first + output_ids(theirs) + text_ids(tokenizer, 20, seed=len(first))
+        mine, theirs = ours.generate(follow, 16, **whole), stock.generate(follow, 16)
+        assert output_ids(mine) == output_ids(theirs)
+        assert mine["meta_info"]["cached_tokens"] == theirs["meta_info"]["cached_tokens"]
+
+
+def test_cached_tokens_equal_stock_after_eviction(pair, tokenizer):
+    ours, stock = pair
+    prompt = text_ids(tokenizer, 1200, seed=31)
+    for turn in range(4):
+        mine, theirs = ours.generate(prompt, 24), stock.generate(prompt, 24)
+        assert mine["meta_info"]["cached_tokens"] == theirs["meta_info"]["cached_tokens"]
+        held = nexus_of(mine)
+        # What is in flight when the budget is judged: the tokens that were not cached, at most a chunk of 1,024.
+        in_flight = min(1024, len(prompt) - mine["meta_info"]["cached_tokens"])
+        assert held["peak_resident"] <= held["budget"] + 32 + in_flight or turn == 0
+        assert held["resident"] <= held["budget"] + 32
+        prompt = prompt + output_ids(mine) + text_ids(tokenizer, 60, seed=40 + turn)
+    assert held["evicted"] > 800
+
+
+def test_shared_prefix_is_matched_whole_and_stored_once(pair, tokenizer):
+    ours, _ = pair
+    ours.flush()
+    prefix = text_ids(tokenizer, 1000, seed=50)
+    one, two = (prefix + text_ids(tokenizer, 40, seed=s)[1:] for s in (51, 52))
+    whole = {"custom": {"kv_evict": False}}
+    ours.generate(one, 8, **whole)
+    before = ours.info()
+    second = ours.generate(two, 8, **whole)
+    after = ours.info()
+    assert second["meta_info"]["cached_tokens"] == 1000
+    assert after["resident"] - before["resident"] == len(two) - 1000 + 7, "the prefix holds its slots once"
+
+
+def test_evicted_slots_come_back_at_once(pair, tokenizer):
+    """S1: n evicted tokens are n free physical slots, while the names stay."""
+    ours, _ = pair
+    ours.flush()
+    empty = ours.info()
+    held = nexus_of(ours.generate(text_ids(tokenizer, 1300, seed=60), 8))
+    after = ours.info()
+    assert after["physical_free"] == empty["physical_free"] - held["resident"]
+    assert after["virtual_free"] == empty["virtual_free"] - held["logical"]
+    assert held["logical"] == held["resident"] + held["evicted"]
+
+
+def test_sinks_stay(pair, tokenizer):
+    """S4."""
+    ours, _ = pair
+    for seed in range(70, 74):
+        trace = nexus_of(ours.generate(text_ids(tokenizer, 900, seed), 40, custom={"kv_trace": True}))["trace"]
+        assert trace and all(0 not in event["blocks"] for event in trace)
+
+
+def test_cold_warm_and_flushed(pair, tokenizer):
+    """S9: without eviction all three agree; with it cold and flushed agree, and the hit counter explains warm."""
+    ours, _ = pair
+    prompt = text_ids(tokenizer, 700, seed=80)
+    for custom, exact in (({"kv_evict": False}, True), ({"kv_trace": True}, False)):
+        ours.flush()
+        cold, warm = ours.generate(prompt, 12, custom=custom), ours.generate(prompt, 12, custom=custom)
+        ours.flush()
+        again = ours.generate(prompt, 12, custom=custom)
+        assert [a["meta_info"]["cached_tokens"] for a in (cold, warm, again)] == [0, 699, 0]
+        assert output_ids(cold) == output_ids(again)
+        if exact:
+            assert output_ids(warm) == output_ids(cold)
+        else:
+            assert nexus_of(cold)["trace"] == nexus_of(again)["trace"]
+
+
+def test_alone_and_in_a_batch_keep_the_same_blocks(pair, tokenizer):
+    ours, _ = pair
+    batch = [text_ids(tokenizer, n, seed=90 + n) for n in (700, 820, 940, 1010)]
+    trace = {"custom": {"kv_trace": True}}
+    alone = []
+    for ids in batch:
+        ours.flush()
+        alone.append(nexus_of(ours.generate(ids, 70, **trace))["trace"])
+    ours.flush()
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(lambda ids: nexus_of(ours.generate(ids, 70, **trace))["trace"], batch))
+    assert together == alone
+    assert all(len(t) >= 2 for t in alone), "prefill and decode evictions"
+
+
+def test_counters_show_that_it_runs(pair, tokenizer):
+    """S18, S20: the numbers are there, add up, and move when something is evicted."""
+    ours, _ = pair
+    before = ours.info()
+    ours.generate(text_ids(tokenizer, 500, seed=95), 8)
+    after = ours.info()
+    assert after["eviction_events"] == before["eviction_events"] + 1
+    assert after["sequences_over_budget"] == before["sequences_over_budget"] + 1
+    assert after["tokens_evicted"] > before["tokens_evicted"]
+    assert after["logical"] + after["virtual_free"] == after["virtual_capacity"]
+    assert after["resident"] + after["physical_free"] == after["physical_capacity"] == 16384
+    assert after["evictable"] + after["protected"] == after["logical"]
+    assert 0 < after["evictable_resident"] <= after["resident"]
+    assert "nexus [nexus]" in ours.text(), "the periodic log line"
+
+
+def test_bad_hint_is_refused_and_nothing_is_lost(pair, tokenizer):
+    import requests
+
+    ours, _ = pair
+    body = {"text": "Hello", "sampling_params": {"max_new_tokens": 4, "custom_params": {"kv_budgets": 3}}}
+    answer = requests.post(ours.url + "/generate", json=body, timeout=60)
+    assert answer.status_code == 400 and "kv_budgets" in answer.text and "kv_budget" in answer.text
+    assert output_ids(ours.generate(text_ids(tokenizer, 20, 1), 4))
+
+
+def test_ratio_and_count_budgets_per_request(pair, tokenizer):
+    """S19: a share and a count are both accepted, measured on real lengths, and never share a prefix."""
+    ours, _ = pair
+    prompt = text_ids(tokenizer, 1000, seed=97)
+    for budget, tokens in ((0.5, 500), (300, 300), (0.2, 200)):
+        answer = ours.generate(prompt, 4, custom={"kv_budget": budget})
+        assert answer["meta_info"]["cached_tokens"] == 0
+        held = nexus_of(answer)
+        assert held["budget"] == tokens and tokens - 32 < held["resident"] <= tokens + 4
+
+
+def test_without_a_policy_the_package_changes_nothing(pair, model_path, tokenizer):
+    _, stock = pair
+    pool = ("--dtype", "float32", "--max-total-tokens", "16384", "--chunked-prefill-size", "1024",
+            "--max-running-requests", "8")  # fmt: skip
+    idle = Server(model_path, *pool)
+    try:
+        idle.wait()
+        stock.flush()
+        for ids in prompts(tokenizer)[::4]:
+            mine, theirs = idle.generate(ids, 12), stock.generate(ids, 12)
+            assert output_ids(mine) == output_ids(theirs)
+            assert mine["meta_info"]["cached_tokens"] == theirs["meta_info"]["cached_tokens"]
+            assert "nexus" not in mine["meta_info"]
+        import requests
+
+        states = [requests.get(s.url + "/server_info", timeout=60).json()["internal_states"][0] for s in (idle, stock)]
+        assert "nexus" not in states[0]
+        assert states[0]["memory_usage"]["token_capacity"] == states[1]["memory_usage"]["token_capacity"] == 16384
+        assert "RustUnifiedTreeCore" in idle.text() and "RustUnifiedTreeCore" in stock.text()
+    finally:
+        idle.stop()
+
+
+@pytest.mark.parametrize("flags, words", [
+    (["--kv-policy", "nexus", "--speculative-algorithm", "NGRAM"], ["--speculative-algorithm", "Recipe: "]),
+    (["--kv-policy", "nexis"], ["--kv-policy 'nexis'", "'nexus'"]),
+    (["--kv-policy", "nexus", "--max-total-tokens", "700", "--chunked-prefill-size", "512"],
+     ["KV pool of 700 tokens", "2 x 512", "--chunked-prefill-size"]),
+])  # fmt: skip
+def test_refused_at_start(model_path, flags, words):
+    """S17: one clear error, before anything is served."""
+    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", model_path, *flags]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert ended.returncode != 0
+    for word in words:
+        assert word in ended.stdout + ended.stderr

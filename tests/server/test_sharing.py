@@ -1,0 +1,219 @@
+"""Shared prefixes, memory pressure and long prompts on a small pool, every invariant checked (issue 5, S2, S9-S16)."""
+
+from __future__ import annotations
+
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import requests
+
+from .harness import Server, nexus_of, output_ids, text_ids
+
+pytestmark = pytest.mark.server
+STRICT = {"NEXUS_SGLANG_DEBUG": "1", "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "2"}
+
+
+def healthy(server: Server) -> None:
+    """Alive, nothing leaked, every slot back after a flush."""
+    server.flush()
+    info = server.info()
+    assert info["physical_free"] == info["physical_capacity"] and info["virtual_free"] == info["virtual_capacity"]
+    log = server.text()
+    assert "hit an exception" not in log and "memory leak" not in log
+
+
+@pytest.fixture(scope="module")
+def wide(model_path):
+    """Float32, 16,384 slots, 8 at a time."""
+    server = Server(
+        model_path, "--kv-policy", "nexus", "--dtype", "float32", "--max-total-tokens", "16384",
+        "--chunked-prefill-size", "512", "--max-running-requests", "8", env=STRICT,
+    )  # fmt: skip
+    try:
+        yield server.wait()
+    finally:
+        server.stop()
+
+
+def test_eight_agents_share_a_system_prompt(wide, tokenizer):
+    system = text_ids(tokenizer, 1500, seed=200)
+    agents = [system + [1000 + i] + text_ids(tokenizer, 500, seed=201 + i) for i in range(8)]
+    trace = {"custom": {"kv_trace": True}}
+    together = wide.generate(agents, 40, **trace)
+    for answer in together:
+        held = nexus_of(answer)
+        assert held["events"] and min(b for e in held["trace"] for b in e["blocks"]) * 32 >= 1500, "shared part whole"
+    assert sorted(a["meta_info"]["cached_tokens"] for a in together)[1:] == [1500] * 7
+    floor = max(nexus_of(together[0])["budget"] // 4, 64 + 32)
+    private = 8 * (floor + 32 + 40)
+    assert wide.info()["resident"] <= 1500 + private, "the shared part holds its slots once"
+
+    # Alone, an agent has nobody to share with: it pins what the others protected for it.
+    for agent, answer in zip(agents, together, strict=True):
+        wide.flush()
+        solo = wide.generate(agent, 40, custom={"kv_trace": True, "kv_pin_tokens": 1500})
+        assert nexus_of(solo)["trace"] == nexus_of(answer)["trace"]
+        assert output_ids(solo) == output_ids(answer)
+    healthy(wide)
+
+
+def test_a_neighbour_over_budget_changes_nothing(wide, tokenizer):
+    """Two running requests share a prefix; the long answer of one evicts, the other's output stays its own."""
+    wide.flush()
+    prefix = text_ids(tokenizer, 600, seed=220)
+    quiet, loud = prefix + [1200] + text_ids(tokenizer, 20, 221), prefix + [1300] + text_ids(tokenizer, 300, 222)
+    whole = {"kv_pin_tokens": len(prefix)}
+    alone = output_ids(wide.generate(quiet, 60, custom=whole))
+    wide.flush()
+    with ThreadPoolExecutor(2) as threads:
+        noise = threads.submit(wide.generate, loud, 160, custom=whole)
+        time.sleep(1.0)
+        beside = threads.submit(wide.generate, quiet, 60, custom=whole)
+        assert output_ids(beside.result()) == alone
+        assert nexus_of(noise.result())["events"] > 0
+
+
+def test_salts_do_not_touch_each_other(wide, tokenizer):
+    """S12."""
+    wide.flush()
+    prompt = text_ids(tokenizer, 800, seed=230)
+    one = wide.generate(prompt, 4, cache_salt="one")
+    before = wide.info()["resident"]
+    other = wide.generate(prompt, 120, cache_salt="two")
+    assert other["meta_info"]["cached_tokens"] == 0
+    assert wide.info()["resident"] - before == nexus_of(other)["resident"]
+    again = wide.generate(prompt, 4, cache_salt="one")
+    assert again["meta_info"]["cached_tokens"] == 799
+    assert abs(nexus_of(again)["resident"] - nexus_of(one)["resident"]) <= 1
+
+
+def test_pins_and_clipped_budgets_are_said(wide, tokenizer):
+    prompt = text_ids(tokenizer, 900, seed=240)
+    held = nexus_of(wide.generate(prompt, 4, custom={"kv_pin_tokens": 300, "kv_trace": True, "kv_budget": 450}))
+    assert min(b for e in held["trace"] for b in e["blocks"]) * 32 >= 300
+    clipped = nexus_of(wide.generate(prompt, 4, custom={"kv_budget": 999_999}))
+    assert clipped["budget_clipped"] and clipped["budget"] == wide.info()["largest_budget"]
+
+
+def test_cancel_storm_leaves_strangers_alone(wide, tokenizer):
+    """S10: shared prefix, cancels at 15 and 19 ms, retries, an unrelated request meanwhile; 15 of 15."""
+    wide.flush()
+    stranger = text_ids(tokenizer, 120, seed=250)
+    solo = output_ids(wide.generate(stranger, 12))
+    shared = text_ids(tokenizer, 700, seed=251)
+
+    def cancelled(seconds: float, tail: int) -> None:
+        body = {"input_ids": shared + [tail], "sampling_params": {"max_new_tokens": 64, "temperature": 0}, "stream": True}
+        try:
+            requests.post(wide.url + "/generate", json=body, timeout=seconds, stream=True).close()
+        except requests.RequestException:
+            pass
+
+    for round_ in range(15):
+        with ThreadPoolExecutor(6) as threads:
+            for i in range(2):
+                threads.submit(cancelled, 0.015, 2000 + i)
+                threads.submit(cancelled, 0.019, 2000 + i)
+            unrelated = threads.submit(wide.generate, stranger, 12)
+            assert output_ids(unrelated.result()) == solo, f"round {round_}"
+    healthy(wide)
+
+
+@pytest.fixture(scope="module")
+def tight(model_path):
+    """bf16, 2,048 slots in chunks of 256."""
+    server = Server(
+        model_path, "--kv-policy", "nexus", "--max-total-tokens", "2048", "--chunked-prefill-size", "256",
+        "--max-running-requests", "4", env=STRICT,
+    )  # fmt: skip
+    try:
+        yield server.wait()
+    finally:
+        server.stop()
+
+
+def test_a_prompt_three_times_the_pool(tight, tokenizer):
+    """S14, S7: answered; the budget holds after every chunk; sinks are the sequence's."""
+    answer = tight.generate(text_ids(tokenizer, 6000, seed=260), 24, custom={"kv_trace": True})
+    held = nexus_of(answer)
+    assert len(output_ids(answer)) == 24 and answer["meta_info"]["prompt_tokens"] == 6000
+    assert held["peak_resident"] <= held["budget"] + 256 <= 2048
+    assert tight.info()["chunk_evictions"] >= 10
+    assert all(0 not in e["blocks"] for e in held["trace"])
+    healthy(tight)
+
+
+def test_abort_in_the_middle_of_a_chunked_prefill(tight, tokenizer):
+    """S11."""
+    prompt = text_ids(tokenizer, 3000, seed=261)
+    body = {"input_ids": prompt, "sampling_params": {"max_new_tokens": 8, "temperature": 0}, "stream": True}
+    for seconds in (0.15, 0.4, 0.8):
+        try:
+            requests.post(tight.url + "/generate", json=body, timeout=seconds, stream=True).close()
+        except requests.RequestException:
+            pass
+        answer = tight.generate(prompt, 8)
+        assert len(output_ids(answer)) == 8
+    healthy(tight)
+
+
+def test_twelve_sub_agents_on_a_quarter_of_their_size(tight, tokenizer):
+    """S15: contexts of 4x the pool together; all finish, nothing stays locked."""
+    rng = random.Random(3)
+    prompts = [text_ids(tokenizer, rng.randint(550, 800), seed=270 + i) for i in range(12)]
+    with ThreadPoolExecutor(12) as threads:
+        answers = list(threads.map(lambda ids: tight.generate(ids, 32), prompts))
+    assert all(len(output_ids(a)) == 32 for a in answers)
+    info = tight.info()
+    assert info["protected"] == 0 and info["resident"] <= 2048
+    healthy(tight)
+
+
+def test_two_sessions_stay_warm(tight, tokenizer):
+    """S16 at half size: two sessions of 1,500 tokens alternate on 2,048 slots; no turn re-prefills its prefix."""
+    sessions = [text_ids(tokenizer, 1500, seed=290 + i) for i in range(2)]
+    for turn in range(6):
+        for i, ids in enumerate(sessions):
+            answer = tight.generate(ids, 16)
+            if turn:
+                assert answer["meta_info"]["cached_tokens"] >= len(ids) - 45
+            sessions[i] = ids + output_ids(answer) + text_ids(tokenizer, 30, seed=300 + 10 * turn + i)
+    info = tight.info()
+    assert info["retractions"] == 0 and info["tokens_dropped_with_leaves"] == 0
+    healthy(tight)
+
+
+def test_pressure_thins_before_it_drops(tight, tokenizer):
+    """Cold sessions are thinned to fit a newcomer and still found whole by name."""
+    tight.flush()
+    sessions = [text_ids(tokenizer, 700, seed=310 + i) for i in range(3)]
+    half = {"custom": {"kv_budget": 0.9}}
+    for ids in sessions:
+        tight.generate(ids, 4, **half)
+    before = tight.info()
+    assert before["tokens_thinned"] > 0
+    again = tight.generate(sessions[0] + [7, 8, 9], 4, **half)
+    assert again["meta_info"]["cached_tokens"] >= 700, "thinner, not gone"
+    healthy(tight)
+
+
+def test_forced_retraction_gives_the_same_answers(model_path, tokenizer):
+    """S13, S21: retracted requests come back to the reduced cache and say the same."""
+    flags = ("--kv-policy", "nexus", "--dtype", "float32", "--max-total-tokens", "8192", "--chunked-prefill-size",
+             "128", "--max-running-requests", "4")  # fmt: skip
+    prompts = [text_ids(tokenizer, 500, seed=330 + i) for i in range(4)]
+    answers = []
+    for forced in ("0", "1"):
+        env = {**STRICT, "SGLANG_TEST_RETRACT": forced, "SGLANG_TEST_RETRACT_INTERVAL": "3"}
+        server = Server(model_path, *flags, env=env)
+        try:
+            server.wait()
+            answers.append([output_ids(a) for a in server.generate(prompts, 20)])
+            info = server.info()
+            assert (info["retractions"] > 0) == (forced == "1")
+            healthy(server)
+        finally:
+            server.stop()
+    assert answers[0] == answers[1]
