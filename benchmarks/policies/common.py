@@ -17,7 +17,6 @@ from nexus_sglang.evaluation.tasks import TASKS
 from nexus_sglang.models import ensure_model
 
 SHARES = [0.1, 0.2, 0.5]
-TASK_NAMES = list(TASKS)
 
 
 def open_reader() -> Reader:

@@ -40,9 +40,9 @@ class NexusPrefillBudget(PrefillBudget):
         if total_tokens >= self.remaining_total:
             return False, None
         runtime = self.runtime
-        budget = runtime.budget_of(self.candidate, input_tokens)
-        steady = budget + runtime.config.block_size
-        whole = max(extend_input_len, min(extend_input_len + max_new_tokens, steady)) + 1
+        steady = runtime.steady_size(self.candidate, input_tokens)
+        decoded = min(extend_input_len + max_new_tokens, steady + runtime.config.block_size)
+        whole = max(extend_input_len, decoded) + 1
         room = self.remaining_physical
         if whole <= room:
             self._candidate_cost = whole
@@ -51,7 +51,7 @@ class NexusPrefillBudget(PrefillBudget):
             return False, None
         # Thinned between chunks: what it will hold beyond its cached prefix, plus the chunks in flight.
         held = runtime.tree.resident_on_path(self.candidate.last_node)
-        thinned = max(0, budget - held) + runtime.chunk_room
+        thinned = max(0, steady - held) + runtime.chunk_room
         if thinned > room:
             return False, None
         self._candidate_cost = thinned

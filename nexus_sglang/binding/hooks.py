@@ -112,13 +112,14 @@ def count_names(original, observer):
 
     stats = original(observer)
     table = observer.token_to_kv_pool_allocator.table
-    free, used = len(table.free_virtual), len(table.free_physical)
+    free = len(table.free_virtual)
+    reclaimable = observer.token_to_kv_pool_allocator.runtime.reclaimable()
     return dataclasses.replace(
         stats,
         full_available_size=free,
         full_num_used=observer.max_total_num_tokens - free - stats.full_evictable_size,
         # What the operator watches is memory, so usage is physical: mapped and not evictable.
-        full_token_usage=max(0.0, 1 - (used + observer.tree_cache.tree_core.resident_evictable()) / table.physical_size),
+        full_token_usage=max(0.0, 1 - reclaimable / table.physical_size),
     )
 
 
@@ -129,7 +130,8 @@ def accept_request(req, scheduler, recv_req, *args, **kwargs):
     except ConfigError as err:
         req.set_finish_with_abort(str(err))
         return req
-    if recv_req.return_logprob and 0 <= (recv_req.logprob_start_len or -1) < len(req.origin_input_ids) - 1:
+    start = recv_req.logprob_start_len
+    if recv_req.return_logprob and start is not None and 0 <= start < len(req.origin_input_ids) - 1:
         logger.warning("rid %s: input logprobs over an evicted prefix are those of the reduced cache", req.rid)
     space = None
     if not hints.evict:
@@ -139,6 +141,20 @@ def accept_request(req, scheduler, recv_req, *args, **kwargs):
     if space:
         req.extra_key = f"{req.extra_key}|{space}" if req.extra_key else space
     return req
+
+
+def fit_request(result, scheduler, req):
+    """AFTER ``Scheduler.init_req_max_new_tokens``: a request that is not to be evicted has to fit the pool."""
+    runtime = scheduler.token_to_kv_pool_allocator.runtime
+    if runtime.can_thin(req):
+        return
+    prompt, room = len(req.origin_input_ids), runtime.room_without_eviction()
+    if prompt >= room:
+        req.set_finish_with_abort(
+            f"custom_params kv_evict False: the prompt of {prompt} tokens does not fit the KV pool, which has room for "
+            f"{room}. Drop kv_evict, or shorten the prompt"
+        )
+    req.sampling_params.max_new_tokens = min(req.sampling_params.max_new_tokens, max(0, room - prompt))
 
 
 def scheduler_config(scheduler):
@@ -207,6 +223,7 @@ SERVE = (
     Hook("managers.scheduler_components.pool_stats_observer.SchedulerPoolStatsObserver._get_token_info", "around",
          count_names),
     Hook("managers.scheduler.Scheduler._create_generation_req", "after", accept_request),
+    Hook("managers.scheduler.Scheduler.init_req_max_new_tokens", "after", fit_request),
     Hook("managers.scheduler.Scheduler.__init__", "after", scheduler_ready),
     Hook("managers.scheduler.Scheduler.get_output_streamer_class", "around", streamer_class),
     Hook("managers.scheduler_components.internal_state.SchedulerInternalStateController._add_memory_usage", "after",

@@ -74,6 +74,8 @@ REFUSALS = (
             "sessions keep rows of their own", "drop the flag: multi-turn prefixes are shared by the radix cache"),
     Refusal("--enable-streaming-session", _on("enable_streaming_session"),
             "sessions keep rows of their own", "drop the flag: multi-turn prefixes are shared by the radix cache"),
+    Refusal("--disable-radix-cache", _on("disable_radix_cache"),
+            "eviction works inside the radix cache", "drop the flag, or use --kv-policy none"),
     Refusal("--radix-cache-backend", _on("radix_cache_backend"),
             "eviction works inside SGLang's own radix cache", "drop the flag"),
     Refusal("--kv-canary", lambda a: a.kv_canary not in (None, "none"), "it reads KV by logical slot", "drop the flag"),

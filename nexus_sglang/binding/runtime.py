@@ -153,13 +153,21 @@ class NexusRuntime:
     def _bind(self, req, row: int) -> None:
         prompt = len(req.origin_input_ids)
         hints = request_params.hints_of(req)
-        final = prompt + (req.sampling_params.max_new_tokens or 0)
         budget = self.budget_of(req, prompt)
+        pin = self.pin_of(req, budget)
         req.nexus_sequence = self.sequences[row] = RunningSequence(
-            rid=req.rid, row=row, prompt=prompt, final=final, budget=budget,
+            rid=req.rid,
+            row=row,
+            prompt=prompt,
+            final=self.final_length(req),
+            budget=budget,
             token_ids=lambda req=req: req.origin_input_ids + req.output_ids,
-            pinned=hints.pin, evictable=hints.evict, clipped=budget < self._asked(hints, prompt), trace=hints.trace,
-        )  # fmt: skip
+            pinned=pin,
+            evictable=hints.evict,
+            budget_clipped=hints.evict and budget < self._asked(hints, prompt),
+            pin_clipped=pin < hints.pin,
+            trace=hints.trace,
+        )
         self.window.begin(row, req.prefix_len)
         self.evictor.counters.sequences += 1
 
@@ -177,19 +185,39 @@ class NexusRuntime:
     # -- what admission asks ---------------------------------------------------------------------------
 
     def budget_of(self, req, prompt_tokens: int) -> int:
-        """Tokens this request may keep, after the pool's clip."""
+        """Tokens this request may keep, after the pool's clip; all it can grow to when it is not to be evicted."""
         hints = request_params.hints_of(req)
         if not hints.evict:
-            return max(prompt_tokens, self.config.min_tokens)
+            return self.final_length(req)
         return min(self._asked(hints, prompt_tokens), self.largest_budget)
 
     def _asked(self, hints: request_params.Hints, prompt_tokens: int) -> int:
         amount = TokenAmount(hints.budget) if hints.budget is not None else None
-        return self.config.budget_tokens(prompt_tokens, amount) if hints.evict else 0
+        return self.config.budget_tokens(prompt_tokens, amount)
+
+    def pin_of(self, req, budget: int) -> int:
+        """Leading tokens pinned, after the pool's clip: what is pinned must fit beside the private floor."""
+        return min(request_params.hints_of(req).pin, self.largest_budget - self.config.private_floor(budget))
+
+    @staticmethod
+    def final_length(req) -> int:
+        """Tokens this request can grow to."""
+        return len(req.origin_input_ids) + (req.sampling_params.max_new_tokens or 0)
+
+    def steady_size(self, req, prompt_tokens: int) -> int:
+        """Tokens this request holds at most once it is evicted from: its budget, or a protected prefix plus the
+        private floor, whichever is more."""
+        budget = self.budget_of(req, prompt_tokens)
+        protected = max(self.pin_of(req, budget), self.tree.shared_resident(req.last_node))
+        return max(budget, protected + self.config.private_floor(budget) if protected else 0)
 
     def can_thin(self, req) -> bool:
         """Whether this request's prompt may be evicted from between its chunks."""
         return request_params.hints_of(req).evict
+
+    def room_without_eviction(self) -> int:
+        """Tokens a request that must not be evicted from can have in all."""
+        return self.table.physical_size - self.config.block_size
 
     def reclaimable(self) -> int:
         """Physical slots free or behind unlocked cache."""
@@ -204,6 +232,6 @@ class NexusRuntime:
             if seq is besides:
                 continue
             live = self.rows.live[row]
-            steady = min(seq.final, seq.budget + block) if seq.evictable else seq.final
+            steady = min(seq.final, max(seq.budget, seq.floor) + block)
             total += max(0, steady - live, min(seq.prefill_left, self.chunk_room))
         return total

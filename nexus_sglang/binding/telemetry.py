@@ -76,8 +76,9 @@ def request_report(seq, live: int, length: int) -> dict[str, Any]:
         "events": len(seq.events),
         "tokens_evicted": seq.tokens_evicted,
     }
-    if seq.clipped:
-        report["budget_clipped"] = True
+    for clip in ("budget_clipped", "pin_clipped"):
+        if getattr(seq, clip):
+            report[clip] = True
     if seq.trace:
         report["trace"] = [{"length": e.length, "blocks": e.blocks, "tokens": e.tokens} for e in seq.events]
     return report

@@ -59,13 +59,17 @@ class NexusTreeCore(UnifiedTreeCore):
             own_continuation, node = 0, node.parent
         return 0
 
+    def shared_resident(self, node_id: int) -> int:
+        """Physical slots behind the leading tokens that other readers use."""
+        shared = self.shared_length(node_id)
+        return self.table.resident(self._path_values(node_id)[:shared]) if shared else 0
+
     def resident_on_path(self, node_id: int) -> int:
         """Physical slots behind the path to ``node_id``."""
-        node, total = self.node_by_id(node_id), 0
-        while node is not self.root_node:
-            total += self.table.resident(node.component_data[FULL].value)
-            node = node.parent
-        return total
+        return self.table.resident(self._path_values(node_id))
+
+    def _path_values(self, node_id: int) -> torch.Tensor:
+        return self.collect_full_device_indices(node_id, self.root_node.id)
 
     def resident_evictable(self) -> int:
         """Physical slots behind nodes that no running request locks."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import torch
 
 from ..config import NexusConfig, TokenAmount
 from ..policy.base import Evidence, Policy
+from ..statistics.measure import NEEDS
 from .choosing import choose_tokens, describe_blocks
 from .reader import Kept, Prefix, Reader
 from .tasks import Question, Sample
@@ -56,15 +58,14 @@ class _Bench:
         for entry in contestants.values():
             if isinstance(entry, Contestant):
                 wanted = needs.setdefault(entry.policy.head_reduction, {})
-                for need in ("attention", "values", "keys", "expected"):
-                    wanted[need] = wanted.get(need, False) or getattr(entry.policy, f"needs_{need}")
+                for need in NEEDS:
+                    wanted[need] = wanted.get(need, False) or getattr(entry.policy, need)
         return cls(prefix, block_size, {}, needs)
 
     def evidence(self, policy: Policy) -> Evidence:
         kind = policy.head_reduction
         if kind not in self.cache:
-            asks = {f"needs_{need}": wanted for need, wanted in self.needs[kind].items()}
-            probe = make_dataclass("Probe", [], namespace={"head_reduction": kind, **asks})()
+            probe = SimpleNamespace(head_reduction=kind, **self.needs[kind])
             self.cache[kind] = self.prefix.measure(probe, self.block_size)
         return self.cache[kind]
 

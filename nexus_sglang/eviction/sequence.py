@@ -37,7 +37,7 @@ class RunningSequence:
         pinned: leading tokens that are never evicted for this request's budget.
         evictable: False when the request asked for no eviction.
         token_ids: returns the sequence's token ids known so far.
-        clipped: the budget asked for was larger than the pool can grant.
+        budget_clipped, pin_clipped: more was asked for than the pool can grant.
         floor: what it may hold above its budget, because of a protected prefix (set at each event).
         prefill_left: prompt tokens still to be prefilled. peak: most tokens it ever held resident.
         events: what was evicted, oldest first.
@@ -52,7 +52,8 @@ class RunningSequence:
     token_ids: Callable[[], Sequence[int]]
     pinned: int = 0
     evictable: bool = True
-    clipped: bool = False
+    budget_clipped: bool = False
+    pin_clipped: bool = False
     trace: bool = False
     floor: int = 0
     prefill_left: int = 0

@@ -31,12 +31,15 @@ class Evidence(NamedTuple):
         expected: float32 ``[N]``, attention expected of queries like the window's (arXiv 2510.00636) times the
             value norm, summed per block, reduced over heads and layers as ``Policy.head_reduction`` asks; None
             unless ``Policy.needs_expected``.
+        value_distinctiveness: float32 ``[N]`` in [0, 2], the same of value vectors, or None unless
+            ``Policy.needs_distinct_values``.
     """
 
     attention: torch.Tensor | None = None
     value_norm: torch.Tensor | None = None
     key_distinctiveness: torch.Tensor | None = None
     expected: torch.Tensor | None = None
+    value_distinctiveness: torch.Tensor | None = None
 
 
 class Blocks(NamedTuple):
@@ -85,7 +88,7 @@ class Policy(ABC):
         source: the paper, and in a few words how the block form differs from it.
         head_reduction: how heads and layers become one row: ``max``, ``mean`` (of probabilities),
             ``top`` (mean of the strongest few layer-head pairs), ``qk`` (heads averaged before the softmax).
-        needs_attention, needs_values, needs_keys, needs_expected: which evidence to measure.
+        needs_attention, needs_values, needs_keys, needs_expected, needs_distinct_values: which evidence to measure.
         memory_width: floats of memory per block.
     """
 
@@ -96,6 +99,7 @@ class Policy(ABC):
     needs_values: ClassVar[bool] = False
     needs_keys: ClassVar[bool] = False
     needs_expected: ClassVar[bool] = False
+    needs_distinct_values: ClassVar[bool] = False
     memory_width: ClassVar[int] = 0
 
     @abstractmethod

@@ -32,8 +32,6 @@ class Composed(Policy):
 
     name = "composed"
     source = "this project; blocks and one choice for all layers, each part by its own paper (policy/reductions.py)"
-    memory_width = 1
-
     window: str = "mean"
     decay: float = 0.9
     walk_steps: int = 3
@@ -56,6 +54,10 @@ class Composed(Policy):
         check_range(self.name, "sharpness", self.sharpness, 0, 64)
         check_range(self.name, "draws", self.draws, 1, 1024)
         check_range(self.name, "sampled_share", self.sampled_share, 0, 1)
+
+    @property
+    def memory_width(self) -> int:
+        return 1 if self.window in _WITH_MEMORY else 0
 
     @property
     def needs_values(self) -> bool:

@@ -13,6 +13,8 @@ from .query_window import QueryWindow
 
 TOP_HEADS = 8
 """How many of the strongest (layer, head) pairs the ``top`` reduction averages."""
+NEEDS = ("needs_attention", "needs_values", "needs_keys", "needs_expected", "needs_distinct_values")
+"""What a policy may ask for."""
 
 
 class _HeadReduction:
@@ -37,6 +39,20 @@ class _HeadReduction:
         if self.kind == "top":
             return self.total.mean(dim=1)
         return self.total if self.kind == "max" else self.total / self.heads
+
+
+def distinctiveness(vectors: torch.Tensor) -> torch.Tensor:
+    """How much each token's vector differs in direction from the mean direction (arXiv 2504.15364, there of keys).
+
+    Args:
+        vectors: ``[T, Hkv, D]``, keys or values.
+
+    Returns:
+        float32 ``[T]`` in [0, 2]: 1 - cos(vector, mean of unit vectors), mean over heads.
+    """
+    unit = torch.nn.functional.normalize(vectors.float(), dim=-1)
+    anchor = torch.nn.functional.normalize(unit.mean(dim=0, keepdim=True), dim=-1)
+    return 1 - (unit * anchor).sum(dim=-1).mean(dim=-1)
 
 
 def expected_attention(
@@ -84,35 +100,39 @@ def measure(
         slots: int64 ``[T]``, physical slots of the resident tokens. positions: int64 ``[T]``.
         ordinal: int64 ``[T]``, which of the ``blocks`` blocks each token is in.
     """
-    if not (policy.needs_attention or policy.needs_values or policy.needs_keys or policy.needs_expected):
+    if not any(getattr(policy, need) for need in NEEDS):
         return Evidence()
     query_positions = window.positions(row, length).to(slots.device)
     cells = ordinal * block_size + positions % block_size
-    attention, norms, distinct = _HeadReduction(policy.head_reduction), [], []
-    expected = _HeadReduction(policy.head_reduction)
+    attention, expected = _HeadReduction(policy.head_reduction), _HeadReduction(policy.head_reduction)
+    norms, distinct_keys, distinct_values = [], [], []
     tokens_in = torch.bincount(ordinal, minlength=blocks).clamp_min(1)
     per_block = lambda x: torch.zeros(blocks).index_add_(0, ordinal.cpu(), x.float().cpu()) / tokens_in.cpu()  # noqa: E731
     for layer, shape in window.layers.items():
-        keys = keys_of(layer)[slots]
+        keys, queries = keys_of(layer)[slots], window.queries(layer, row, query_positions)
         if policy.needs_attention:
-            queries = window.queries(layer, row, query_positions)
             average = policy.head_reduction == "qk"
             attention.add(
-                block_attention(queries, keys, query_positions, positions, cells, blocks, block_size, shape.scale, average)
+                block_attention(
+                    queries, keys, query_positions, positions, cells, blocks, block_size, shape.scale, average
+                )
             )
-        if policy.needs_expected:
-            queries, values = window.queries(layer, row, query_positions), values_of(layer)[slots]
-            expected.add(expected_attention(queries, keys, values, ordinal, blocks, shape.scale))
-        if policy.needs_values:
-            norms.append(per_block(values_of(layer)[slots].float().norm(dim=-1).mean(dim=-1)))
         if policy.needs_keys:
-            unit = torch.nn.functional.normalize(keys.float(), dim=-1)
-            anchor = torch.nn.functional.normalize(unit.mean(dim=0, keepdim=True), dim=-1)
-            distinct.append(per_block(1 - (unit * anchor).sum(dim=-1).mean(dim=-1)))
+            distinct_keys.append(per_block(distinctiveness(keys)))
+        if not (policy.needs_values or policy.needs_expected or policy.needs_distinct_values):
+            continue
+        values = values_of(layer)[slots]
+        if policy.needs_values:
+            norms.append(per_block(values.float().norm(dim=-1).mean(dim=-1)))
+        if policy.needs_expected:
+            expected.add(expected_attention(queries, keys, values, ordinal, blocks, shape.scale))
+        if policy.needs_distinct_values:
+            distinct_values.append(per_block(distinctiveness(values)))
     mean = lambda terms: torch.stack(terms).mean(dim=0).to(slots.device) if terms else None  # noqa: E731
     return Evidence(
         attention.result() if policy.needs_attention else None,
         mean(norms),
-        mean(distinct),
+        mean(distinct_keys),
         expected.result()[0] if policy.needs_expected else None,
+        mean(distinct_values),
     )

@@ -1,4 +1,4 @@
-"""Servers are expensive to start: each set of flags is started once per session, one at a time."""
+"""Servers are expensive to start: each is started once per session, and rests while others work."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import pytest
 
 from .harness import Server
 
-POOL = ("--max-total-tokens", "16384", "--chunked-prefill-size", "1024", "--max-running-requests", "8")
+STRICT = {"NEXUS_SGLANG_DEBUG": "1", "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "2"}
+"""Our invariants after every pass, and SGLang's own accounting checked while it is busy."""
+
+WIDE = ("--dtype", "float32", "--max-total-tokens", "16384", "--chunked-prefill-size", "512", "--max-running-requests", "8")
 
 
 @pytest.fixture(scope="session")
@@ -23,30 +26,33 @@ def tokenizer(model_path):
     return AutoTokenizer.from_pretrained(model_path)
 
 
-def _server(model_path, *flags, env=None):
-    server = Server(model_path, *flags, env=env)
-    try:
-        yield server.wait()
-    finally:
-        server.stop()
+@pytest.fixture(scope="session")
+def ours(model_path):
+    """Nexus at budget 0.2, float32, 16,384 slots, everything checked."""
+    with Server(model_path, "--kv-policy", "nexus", *WIDE, env=STRICT) as server:
+        yield server
 
 
-@pytest.fixture(scope="module")
-def nexus32(model_path):
-    """Nexus at budget 0.2, float32, invariants checked after every pass."""
-    flags = ("--kv-policy", "nexus", "--kv-budget", "0.2", "--dtype", "float32", *POOL)
-    yield from _server(model_path, *flags, env={"NEXUS_SGLANG_DEBUG": "1"})
+@pytest.fixture(scope="session")
+def stock(model_path):
+    """The same SGLang with only the CPU platform of this package."""
+    with Server(model_path, *WIDE, env={"SGLANG_PLUGINS": "nexus-cpu"}) as server:
+        yield server
 
 
-@pytest.fixture(scope="module")
-def stock32(model_path):
-    """SGLang with the package installed and no policy, float32."""
-    yield from _server(model_path, "--dtype", "float32", *POOL)
+def _pool(model_path: str, slots: int, chunk: int):
+    flags = ("--max-total-tokens", str(slots), "--chunked-prefill-size", str(chunk), "--max-running-requests", "4")
+    with Server(model_path, "--kv-policy", "nexus", *flags, env=STRICT) as server:
+        yield server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def small_pool(model_path):
-    """Nexus at budget 0.2, bf16, on a pool of 4,096 slots, everything checked."""
-    flags = ("--kv-policy", "nexus", "--kv-budget", "0.2", "--max-total-tokens", "4096",
-             "--chunked-prefill-size", "512", "--max-running-requests", "4")  # fmt: skip
-    yield from _server(model_path, *flags, env={"NEXUS_SGLANG_DEBUG": "1", "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "2"})
+    """bf16, 4,096 slots in chunks of 512, everything checked."""
+    yield from _pool(model_path, 4096, 512)
+
+
+@pytest.fixture(scope="session")
+def tight(model_path):
+    """bf16, 2,048 slots in chunks of 256, everything checked."""
+    yield from _pool(model_path, 2048, 256)

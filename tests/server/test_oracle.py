@@ -17,9 +17,9 @@ def dense(model_path):
     return DenseMasked(model_path)
 
 
-def test_after_prefill_eviction_and_extend_on_it(nexus32, dense, tokenizer):
+def test_after_prefill_eviction_and_extend_on_it(ours, dense, tokenizer):
     prompt = text_ids(tokenizer, 1500, seed=1)
-    first = nexus32.generate(prompt, 32, **ASK)
+    first = ours.generate(prompt, 32, **ASK)
     held = nexus_of(first)
     assert held["events"] >= 1 and held["evicted"] > 1000
     whole = prompt + output_ids(first)
@@ -28,7 +28,7 @@ def test_after_prefill_eviction_and_extend_on_it(nexus32, dense, tokenizer):
 
     # S6: many new tokens at once on a prefix with holes; S8: their positions are logical.
     second_prompt = whole + text_ids(tokenizer, 150, seed=2)
-    second = nexus32.generate(second_prompt, 32, **ASK)
+    second = ours.generate(second_prompt, 32, **ASK)
     assert second["meta_info"]["cached_tokens"] == len(whole) - 1
     events = held["trace"] + nexus_of(second)["trace"]
     longer = second_prompt + output_ids(second)
@@ -36,9 +36,9 @@ def test_after_prefill_eviction_and_extend_on_it(nexus32, dense, tokenizer):
     assert worst_gap(second, reference) < TOLERANCE
 
 
-def test_after_many_decode_evictions(nexus32, dense, tokenizer):
+def test_after_many_decode_evictions(ours, dense, tokenizer):
     prompt = text_ids(tokenizer, 300, seed=3)
-    answer = nexus32.generate(prompt, 700, **ASK)
+    answer = ours.generate(prompt, 700, **ASK)
     held = nexus_of(answer)
     decode_events = [e for e in held["trace"] if e["length"] > len(prompt)]
     assert len(decode_events) >= 20
@@ -50,9 +50,9 @@ def test_after_many_decode_evictions(nexus32, dense, tokenizer):
     assert any(b * 32 >= len(prompt) for e in decode_events for b in e["blocks"])
 
 
-def test_chunked_prefill_without_eviction_between_chunks(nexus32, dense, tokenizer):
+def test_chunked_prefill_without_eviction_between_chunks(ours, dense, tokenizer):
     prompt = text_ids(tokenizer, 2600, seed=4)
-    answer = nexus32.generate(prompt, 16, **ASK)
+    answer = ours.generate(prompt, 16, **ASK)
     held = nexus_of(answer)
     assert [e["length"] for e in held["trace"]] == [len(prompt)]
     whole = prompt + output_ids(answer)

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from .conftest import WIDE
 from .harness import Server, nexus_of, output_ids, text_ids
 
 pytestmark = pytest.mark.server
@@ -19,22 +20,7 @@ def prompts(tokenizer) -> list[list[int]]:
     return [text_ids(tokenizer, n, seed=100 + i) for i, n in enumerate(lengths)]
 
 
-@pytest.fixture(scope="module")
-def pair(model_path):
-    """Nexus and the same SGLang without the plugin's flags, both float32."""
-    pool = ("--dtype", "float32", "--max-total-tokens", "16384", "--chunked-prefill-size", "1024",
-            "--max-running-requests", "8")  # fmt: skip
-    ours = Server(model_path, "--kv-policy", "nexus", *pool, env={"NEXUS_SGLANG_DEBUG": "1"})
-    stock = Server(model_path, *pool, env={"SGLANG_PLUGINS": "nexus-cpu"})
-    try:
-        yield ours.wait(), stock.wait()
-    finally:
-        ours.stop()
-        stock.stop()
-
-
-def test_budget_one_is_stock_token_for_token(pair, tokenizer):
-    ours, stock = pair
+def test_budget_one_is_stock_token_for_token(ours, stock, tokenizer):
     whole = {"custom": {"kv_budget": 1.0}}
     for first in prompts(tokenizer):
         mine, theirs = ours.generate(first, 16, **whole), stock.generate(first, 16)
@@ -46,23 +32,21 @@ def test_budget_one_is_stock_token_for_token(pair, tokenizer):
         assert mine["meta_info"]["cached_tokens"] == theirs["meta_info"]["cached_tokens"]
 
 
-def test_cached_tokens_equal_stock_after_eviction(pair, tokenizer):
-    ours, stock = pair
+def test_cached_tokens_equal_stock_after_eviction(ours, stock, tokenizer):
     prompt = text_ids(tokenizer, 1200, seed=31)
     for turn in range(4):
         mine, theirs = ours.generate(prompt, 24), stock.generate(prompt, 24)
         assert mine["meta_info"]["cached_tokens"] == theirs["meta_info"]["cached_tokens"]
         held = nexus_of(mine)
-        # What is in flight when the budget is judged: the tokens that were not cached, at most a chunk of 1,024.
-        in_flight = min(1024, len(prompt) - mine["meta_info"]["cached_tokens"])
+        # What is in flight when the budget is judged: the tokens that were not cached, at most a chunk of 512.
+        in_flight = min(512, len(prompt) - mine["meta_info"]["cached_tokens"])
         assert held["peak_resident"] <= held["budget"] + 32 + in_flight or turn == 0
         assert held["resident"] <= held["budget"] + 32
         prompt = prompt + output_ids(mine) + text_ids(tokenizer, 60, seed=40 + turn)
     assert held["evicted"] > 800
 
 
-def test_shared_prefix_is_matched_whole_and_stored_once(pair, tokenizer):
-    ours, _ = pair
+def test_shared_prefix_is_matched_whole_and_stored_once(ours, tokenizer):
     ours.flush()
     prefix = text_ids(tokenizer, 1000, seed=50)
     one, two = (prefix + text_ids(tokenizer, 40, seed=s)[1:] for s in (51, 52))
@@ -75,9 +59,8 @@ def test_shared_prefix_is_matched_whole_and_stored_once(pair, tokenizer):
     assert after["resident"] - before["resident"] == len(two) - 1000 + 7, "the prefix holds its slots once"
 
 
-def test_evicted_slots_come_back_at_once(pair, tokenizer):
+def test_evicted_slots_come_back_at_once(ours, tokenizer):
     """S1: n evicted tokens are n free physical slots, while the names stay."""
-    ours, _ = pair
     ours.flush()
     empty = ours.info()
     held = nexus_of(ours.generate(text_ids(tokenizer, 1300, seed=60), 8))
@@ -87,17 +70,15 @@ def test_evicted_slots_come_back_at_once(pair, tokenizer):
     assert held["logical"] == held["resident"] + held["evicted"]
 
 
-def test_sinks_stay(pair, tokenizer):
+def test_sinks_stay(ours, tokenizer):
     """S4."""
-    ours, _ = pair
     for seed in range(70, 74):
         trace = nexus_of(ours.generate(text_ids(tokenizer, 900, seed), 40, custom={"kv_trace": True}))["trace"]
         assert trace and all(0 not in event["blocks"] for event in trace)
 
 
-def test_cold_warm_and_flushed(pair, tokenizer):
+def test_cold_warm_and_flushed(ours, tokenizer):
     """S9: without eviction all three agree; with it cold and flushed agree, and the hit counter explains warm."""
-    ours, _ = pair
     prompt = text_ids(tokenizer, 700, seed=80)
     for custom, exact in (({"kv_evict": False}, True), ({"kv_trace": True}, False)):
         ours.flush()
@@ -112,8 +93,7 @@ def test_cold_warm_and_flushed(pair, tokenizer):
             assert nexus_of(cold)["trace"] == nexus_of(again)["trace"]
 
 
-def test_alone_and_in_a_batch_keep_the_same_blocks(pair, tokenizer):
-    ours, _ = pair
+def test_alone_and_in_a_batch_keep_the_same_blocks(ours, tokenizer):
     batch = [text_ids(tokenizer, n, seed=90 + n) for n in (700, 820, 940, 1010)]
     trace = {"custom": {"kv_trace": True}}
     alone = []
@@ -127,9 +107,8 @@ def test_alone_and_in_a_batch_keep_the_same_blocks(pair, tokenizer):
     assert all(len(t) >= 2 for t in alone), "prefill and decode evictions"
 
 
-def test_counters_show_that_it_runs(pair, tokenizer):
+def test_counters_show_that_it_runs(ours, tokenizer):
     """S18, S20: the numbers are there, add up, and move when something is evicted."""
-    ours, _ = pair
     before = ours.info()
     ours.generate(text_ids(tokenizer, 500, seed=95), 8)
     after = ours.info()
@@ -143,19 +122,17 @@ def test_counters_show_that_it_runs(pair, tokenizer):
     assert "nexus [nexus]" in ours.text(), "the periodic log line"
 
 
-def test_bad_hint_is_refused_and_nothing_is_lost(pair, tokenizer):
+def test_bad_hint_is_refused_and_nothing_is_lost(ours, tokenizer):
     import requests
 
-    ours, _ = pair
     body = {"text": "Hello", "sampling_params": {"max_new_tokens": 4, "custom_params": {"kv_budgets": 3}}}
     answer = requests.post(ours.url + "/generate", json=body, timeout=60)
     assert answer.status_code == 400 and "kv_budgets" in answer.text and "kv_budget" in answer.text
     assert output_ids(ours.generate(text_ids(tokenizer, 20, 1), 4))
 
 
-def test_ratio_and_count_budgets_per_request(pair, tokenizer):
+def test_ratio_and_count_budgets_per_request(ours, tokenizer):
     """S19: a share and a count are both accepted, measured on real lengths, and never share a prefix."""
-    ours, _ = pair
     prompt = text_ids(tokenizer, 1000, seed=97)
     for budget, tokens in ((0.5, 500), (300, 300), (0.2, 200)):
         answer = ours.generate(prompt, 4, custom={"kv_budget": budget})
@@ -164,11 +141,8 @@ def test_ratio_and_count_budgets_per_request(pair, tokenizer):
         assert held["budget"] == tokens and tokens - 32 < held["resident"] <= tokens + 4
 
 
-def test_without_a_policy_the_package_changes_nothing(pair, model_path, tokenizer):
-    _, stock = pair
-    pool = ("--dtype", "float32", "--max-total-tokens", "16384", "--chunked-prefill-size", "1024",
-            "--max-running-requests", "8")  # fmt: skip
-    idle = Server(model_path, *pool)
+def test_without_a_policy_the_package_changes_nothing(stock, model_path, tokenizer):
+    idle = Server(model_path, *WIDE)
     try:
         idle.wait()
         stock.flush()

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import requests
 
+from .conftest import STRICT
 from .harness import Server, nexus_of, output_ids, text_ids
 
 pytestmark = pytest.mark.server
-STRICT = {"NEXUS_SGLANG_DEBUG": "1", "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "2"}
 
 
 def healthy(server: Server) -> None:
@@ -24,90 +24,87 @@ def healthy(server: Server) -> None:
     assert "hit an exception" not in log and "memory leak" not in log
 
 
-@pytest.fixture(scope="module")
-def wide(model_path):
-    """Float32, 16,384 slots, 8 at a time."""
-    server = Server(
-        model_path, "--kv-policy", "nexus", "--dtype", "float32", "--max-total-tokens", "16384",
-        "--chunked-prefill-size", "512", "--max-running-requests", "8", env=STRICT,
-    )  # fmt: skip
-    try:
-        yield server.wait()
-    finally:
-        server.stop()
-
-
-def test_eight_agents_share_a_system_prompt(wide, tokenizer):
+def test_eight_agents_share_a_system_prompt(ours, tokenizer):
     system = text_ids(tokenizer, 1500, seed=200)
     agents = [system + [1000 + i] + text_ids(tokenizer, 500, seed=201 + i) for i in range(8)]
     trace = {"custom": {"kv_trace": True}}
-    together = wide.generate(agents, 40, **trace)
+    together = ours.generate(agents, 40, **trace)
     for answer in together:
         held = nexus_of(answer)
         assert held["events"] and min(b for e in held["trace"] for b in e["blocks"]) * 32 >= 1500, "shared part whole"
     assert sorted(a["meta_info"]["cached_tokens"] for a in together)[1:] == [1500] * 7
     floor = max(nexus_of(together[0])["budget"] // 4, 64 + 32)
     private = 8 * (floor + 32 + 40)
-    assert wide.info()["resident"] <= 1500 + private, "the shared part holds its slots once"
+    assert ours.info()["resident"] <= 1500 + private, "the shared part holds its slots once"
 
     # Alone, an agent has nobody to share with: it pins what the others protected for it.
     for agent, answer in zip(agents, together, strict=True):
-        wide.flush()
-        solo = wide.generate(agent, 40, custom={"kv_trace": True, "kv_pin_tokens": 1500})
+        ours.flush()
+        solo = ours.generate(agent, 40, custom={"kv_trace": True, "kv_pin_tokens": 1500})
         assert nexus_of(solo)["trace"] == nexus_of(answer)["trace"]
         assert output_ids(solo) == output_ids(answer)
-    healthy(wide)
+    healthy(ours)
 
 
-def test_a_neighbour_over_budget_changes_nothing(wide, tokenizer):
+def test_a_neighbour_over_budget_changes_nothing(ours, tokenizer):
     """Two running requests share a prefix; the long answer of one evicts, the other's output stays its own."""
-    wide.flush()
+    ours.flush()
     prefix = text_ids(tokenizer, 600, seed=220)
     quiet, loud = prefix + [1200] + text_ids(tokenizer, 20, 221), prefix + [1300] + text_ids(tokenizer, 300, 222)
     whole = {"kv_pin_tokens": len(prefix)}
-    alone = output_ids(wide.generate(quiet, 60, custom=whole))
-    wide.flush()
+    alone = output_ids(ours.generate(quiet, 60, custom=whole))
+    ours.flush()
     with ThreadPoolExecutor(2) as threads:
-        noise = threads.submit(wide.generate, loud, 160, custom=whole)
+        noise = threads.submit(ours.generate, loud, 160, custom=whole)
         time.sleep(1.0)
-        beside = threads.submit(wide.generate, quiet, 60, custom=whole)
+        beside = threads.submit(ours.generate, quiet, 60, custom=whole)
         assert output_ids(beside.result()) == alone
         assert nexus_of(noise.result())["events"] > 0
 
 
-def test_salts_do_not_touch_each_other(wide, tokenizer):
+def test_salts_do_not_touch_each_other(ours, tokenizer):
     """S12."""
-    wide.flush()
+    ours.flush()
     prompt = text_ids(tokenizer, 800, seed=230)
-    one = wide.generate(prompt, 4, cache_salt="one")
-    before = wide.info()["resident"]
-    other = wide.generate(prompt, 120, cache_salt="two")
+    one = ours.generate(prompt, 4, cache_salt="one")
+    before = ours.info()["resident"]
+    other = ours.generate(prompt, 120, cache_salt="two")
     assert other["meta_info"]["cached_tokens"] == 0
-    assert wide.info()["resident"] - before == nexus_of(other)["resident"]
-    again = wide.generate(prompt, 4, cache_salt="one")
+    assert ours.info()["resident"] - before == nexus_of(other)["resident"]
+    again = ours.generate(prompt, 4, cache_salt="one")
     assert again["meta_info"]["cached_tokens"] == 799
     assert abs(nexus_of(again)["resident"] - nexus_of(one)["resident"]) <= 1
 
 
-def test_pins_and_clipped_budgets_are_said(wide, tokenizer):
+def test_pins_and_clipped_budgets_are_said(ours, tokenizer):
     prompt = text_ids(tokenizer, 900, seed=240)
-    held = nexus_of(wide.generate(prompt, 4, custom={"kv_pin_tokens": 300, "kv_trace": True, "kv_budget": 450}))
+    held = nexus_of(ours.generate(prompt, 4, custom={"kv_pin_tokens": 300, "kv_trace": True, "kv_budget": 450}))
     assert min(b for e in held["trace"] for b in e["blocks"]) * 32 >= 300
-    clipped = nexus_of(wide.generate(prompt, 4, custom={"kv_budget": 999_999}))
-    assert clipped["budget_clipped"] and clipped["budget"] == wide.info()["largest_budget"]
+    clipped = nexus_of(ours.generate(prompt, 4, custom={"kv_budget": 999_999}))
+    assert clipped["budget_clipped"] and clipped["budget"] == ours.info()["largest_budget"]
 
 
-def test_cancel_storm_leaves_strangers_alone(wide, tokenizer):
+def test_a_request_that_must_not_be_evicted_has_to_fit(tight, tokenizer):
+    prompt = text_ids(tokenizer, 1500, seed=265)
+    held = nexus_of(tight.generate(prompt, 24, custom={"kv_evict": False}))
+    assert held["evicted"] == 0 and held["resident"] == 1523
+    body = {"input_ids": text_ids(tokenizer, 2500, 266), "sampling_params": {"custom_params": {"kv_evict": False}}}
+    answer = requests.post(tight.url + "/generate", json=body, timeout=60)
+    assert answer.status_code == 400 and "2500 tokens" in answer.text and "Drop kv_evict" in answer.text
+    healthy(tight)
+
+
+def test_cancel_storm_leaves_strangers_alone(ours, tokenizer):
     """S10: shared prefix, cancels at 15 and 19 ms, retries, an unrelated request meanwhile; 15 of 15."""
-    wide.flush()
+    ours.flush()
     stranger = text_ids(tokenizer, 120, seed=250)
-    solo = output_ids(wide.generate(stranger, 12))
+    solo = output_ids(ours.generate(stranger, 12))
     shared = text_ids(tokenizer, 700, seed=251)
 
     def cancelled(seconds: float, tail: int) -> None:
         body = {"input_ids": shared + [tail], "sampling_params": {"max_new_tokens": 64, "temperature": 0}, "stream": True}
         try:
-            requests.post(wide.url + "/generate", json=body, timeout=seconds, stream=True).close()
+            requests.post(ours.url + "/generate", json=body, timeout=seconds, stream=True).close()
         except requests.RequestException:
             pass
 
@@ -116,22 +113,9 @@ def test_cancel_storm_leaves_strangers_alone(wide, tokenizer):
             for i in range(2):
                 threads.submit(cancelled, 0.015, 2000 + i)
                 threads.submit(cancelled, 0.019, 2000 + i)
-            unrelated = threads.submit(wide.generate, stranger, 12)
+            unrelated = threads.submit(ours.generate, stranger, 12)
             assert output_ids(unrelated.result()) == solo, f"round {round_}"
-    healthy(wide)
-
-
-@pytest.fixture(scope="module")
-def tight(model_path):
-    """bf16, 2,048 slots in chunks of 256."""
-    server = Server(
-        model_path, "--kv-policy", "nexus", "--max-total-tokens", "2048", "--chunked-prefill-size", "256",
-        "--max-running-requests", "4", env=STRICT,
-    )  # fmt: skip
-    try:
-        yield server.wait()
-    finally:
-        server.stop()
+    healthy(ours)
 
 
 def test_a_prompt_three_times_the_pool(tight, tokenizer):

@@ -47,7 +47,11 @@ def test_two_hundred_random_cases():
     rng = random.Random(2606)
     for case in range(200):
         n, w = rng.choice([2, 5, 33, 120]), rng.choice([1, 3, 16])
-        fields = {"walk_steps": rng.choice([0, 1, 3, 5]), "walk_weight": rng.choice([0.0, 0.5, 2.0]), "draws": rng.choice([1, 5])}
+        fields = {
+            "walk_steps": rng.choice([0, 1, 3, 5]),
+            "walk_weight": rng.choice([0.0, 0.5, 2.0]),
+            "draws": rng.choice([1, 5]),
+        }
         rows = torch.tensor([[rng.random() ** 6 + 1e-9 for _ in range(n)] for _ in range(w)])
         identities = [rng.getrandbits(64) - 2**63 for _ in range(n)]
         forced = torch.tensor([j in (0, n - 1) for j in range(n)])
