@@ -1,8 +1,41 @@
-"""Attention of a few queries over many keys, summed per block: the reference on torch."""
+"""Attention of a few queries over many keys, summed per block.
+
+:func:`block_attention` keeps every head (torch). :func:`block_attention_rows` reads the keys through a paged pool,
+reduces over heads and accumulates over layers: torch reference and Triton kernel.
+"""
 
 from __future__ import annotations
 
 import torch
+import triton
+import triton.language as tl
+
+from .dispatch import dispatch, interpreted
+
+REDUCTIONS = ("max", "sum")
+"""How heads and layers become one row. The mean is ``sum`` divided by the number of (layer, head) pairs."""
+MAX_BLOCK_SIZE = 256
+"""Tokens per block the kernel takes; a block's scores are one tile."""
+_TILE, _SPLIT = 64, 512  # tokens per step, tokens per program of the log-sum-exp pass
+_ROWS = 64  # (query, head) pairs per program
+
+
+def _scores(q: torch.Tensor, k: torch.Tensor, query_positions, key_positions, scale: float) -> torch.Tensor:
+    """float32 ``[Hkv, W, Hq / Hkv, T]``: scaled dot products, -inf where the key is newer than the query."""
+    window, heads, dim = q.shape
+    group = heads // k.shape[1]
+    grouped = q.view(window, k.shape[1], group, dim).permute(1, 0, 2, 3).reshape(k.shape[1], window * group, dim)
+    scores = torch.bmm(grouped, k.permute(1, 2, 0)).mul_(scale)
+    scores = scores.view(k.shape[1], window, group, -1)
+    return scores.masked_fill_(key_positions[None, None, None, :] > query_positions[None, :, None, None], -torch.inf)
+
+
+def _sum_blocks(probs: torch.Tensor, cells: torch.Tensor, blocks: int, block_size: int) -> torch.Tensor:
+    """``[Hkv, W, G, T]`` to float32 ``[W, Hkv * G, N]``."""
+    grid = probs.new_zeros((*probs.shape[:-1], blocks * block_size))
+    grid[..., cells] = probs
+    per_block = grid.view(*probs.shape[:-1], blocks, block_size).sum(dim=-1)
+    return per_block.permute(1, 0, 2, 3).reshape(probs.shape[1], -1, blocks)
 
 
 def block_attention(
@@ -31,14 +64,211 @@ def block_attention(
     q, k = queries.float(), keys.float()
     if average_heads:
         q, k = q.mean(dim=1, keepdim=True), k.mean(dim=1, keepdim=True)
-    window, heads, dim = q.shape
-    group = heads // k.shape[1]
-    grouped = q.view(window, k.shape[1], group, dim).permute(1, 0, 2, 3).reshape(k.shape[1], window * group, dim)
-    scores = torch.bmm(grouped, k.permute(1, 2, 0)).mul_(scale)
-    scores = scores.view(k.shape[1], window, group, -1)
-    scores.masked_fill_(key_positions[None, None, None, :] > query_positions[None, :, None, None], -torch.inf)
-    probs = torch.softmax(scores, dim=-1)
-    grid = probs.new_zeros((*probs.shape[:-1], blocks * block_size))
-    grid[..., cells] = probs
-    per_block = grid.view(*probs.shape[:-1], blocks, block_size).sum(dim=-1)
-    return per_block.permute(1, 0, 2, 3).reshape(window, heads, blocks)
+    probs = torch.softmax(_scores(q, k, query_positions, key_positions, scale), dim=-1)
+    return _sum_blocks(probs, cells, blocks, block_size)
+
+
+def _check_rows(queries, key_pool, blocks: int, block_size: int, out: torch.Tensor, reduction: str) -> None:
+    """Raise ValueError naming the argument that does not fit."""
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"reduction {reduction!r} is not one of {', '.join(REDUCTIONS)}")
+    if not 1 <= block_size <= MAX_BLOCK_SIZE:
+        raise ValueError(f"block_size {block_size} is not from 1 to {MAX_BLOCK_SIZE}")
+    if queries.shape[1] % key_pool.shape[1]:
+        raise ValueError(f"{queries.shape[1]} query heads are no multiple of {key_pool.shape[1]} key heads")
+    if tuple(out.shape) != (queries.shape[0], blocks) or out.dtype != torch.float32 or not out.is_contiguous():
+        wanted = f"contiguous float32 {(queries.shape[0], blocks)}"
+        raise ValueError(f"out is {out.dtype} {tuple(out.shape)} of strides {out.stride()}, not {wanted}")
+
+
+def _rows_torch(
+    queries: torch.Tensor,
+    key_pool: torch.Tensor,
+    slots: torch.Tensor,
+    query_positions: torch.Tensor,
+    key_positions: torch.Tensor,
+    ordinal: torch.Tensor,
+    blocks: int,
+    block_size: int,
+    scale: float,
+    out: torch.Tensor,
+    reduction: str,
+    lse: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Softmax attention of one layer per head, summed per block, reduced over heads, accumulated into ``out``.
+
+    Args:
+        queries: ``[W, Hq, D]``. key_pool: ``[physical slots, Hkv, D]``, Hq a multiple of Hkv; rotary applied.
+        slots: int ``[T]``, where each resident token's key is. query_positions: int64 ``[W]``.
+        key_positions: int ``[T]``, ascending; a query sees keys up to its own position.
+        ordinal: int ``[T]``, ascending: which of the N blocks a key is in. A block holds at most ``block_size``
+            keys, all of one run of positions aligned to it.
+        blocks: N. block_size: tokens, up to 256. scale: factor on the dot products.
+        out: float32 ``[W, N]``, contiguous; start it at zeros and call once per layer.
+        reduction: ``max`` or ``sum``, over heads and with what ``out`` holds.
+        lse: float ``[W, Hq]``, log-sum-exp of all visible scaled scores, where the attention kernel left it:
+            saves reading the keys twice.
+
+    Returns:
+        ``out``. A query that sees no key adds nothing.
+
+    Raises:
+        ValueError: heads, block size, reduction or ``out`` do not fit.
+    """
+    _check_rows(queries, key_pool, blocks, block_size, out, reduction)
+    scores = _scores(queries.float(), key_pool[slots].float(), query_positions, key_positions, scale)
+    if lse is None:
+        total = torch.logsumexp(scores, dim=-1, keepdim=True)
+    else:
+        total = lse.float().view(scores.shape[1], scores.shape[0], -1).permute(1, 0, 2)[..., None]
+    # Where nothing is visible both terms are -inf, and their difference NaN.
+    probs = torch.exp(scores - total).masked_fill_(scores == -torch.inf, 0)
+    cells = ordinal.long() * block_size + key_positions.long() % block_size
+    per_head = _sum_blocks(probs, cells, blocks, block_size)
+    if reduction == "max":
+        return torch.maximum(out, per_head.amax(dim=1), out=out)
+    return out.add_(per_head.sum(dim=1))
+
+
+@triton.jit
+def _load_queries(q_ptr, w, g, head, window, stride_w, stride_h, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_P: tl.constexpr):
+    """``[rows, DIM_P]``: query w, head ``head * GROUP + g`` per row, zeros where there is none."""
+    d = tl.arange(0, DIM_P)
+    there = ((w < window) & (g < GROUP))[:, None] & (d < DIM)[None, :]
+    return tl.load(q_ptr + (w * stride_w + (head * GROUP + g) * stride_h)[:, None] + d[None, :], mask=there, other=0.0)
+
+
+@triton.jit
+def _tile_scores(
+    q, seen_to, pool_ptr, slots_ptr, key_positions_ptr, t, inside, head, stride_s, stride_h, scale,
+    DIM: tl.constexpr, DIM_P: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """float32 ``[rows, len(t)]``: scaled scores against tokens ``t``, -inf where not inside or not visible."""
+    d = tl.arange(0, DIM_P)
+    slot = tl.load(slots_ptr + t, mask=inside, other=0).to(tl.int64)
+    there = inside[None, :] & (d < DIM)[:, None]
+    k = tl.load(pool_ptr + (slot * stride_s + head * stride_h)[None, :] + d[:, None], mask=there, other=0.0)
+    if UPCAST:
+        scores = tl.dot(q.to(tl.float32), k.to(tl.float32), input_precision="ieee")
+    else:
+        scores = tl.dot(q, k)
+    position = tl.load(key_positions_ptr + t, mask=inside, other=0).to(tl.int64)
+    visible = inside[None, :] & (position[None, :] <= seen_to[:, None])
+    return tl.where(visible, scores * scale, float("-inf"))
+
+
+@triton.jit(do_not_specialize=["tokens", "window"])
+def _lse_kernel(
+    q_ptr, pool_ptr, slots_ptr, query_positions_ptr, key_positions_ptr, partial_ptr, tokens, window, scale,
+    q_stride_w, q_stride_h, pool_stride_s, pool_stride_h, HEADS: tl.constexpr, GROUP: tl.constexpr,
+    GROUP_P: tl.constexpr, DIM: tl.constexpr, DIM_P: tl.constexpr, WINDOW_TILE: tl.constexpr, SPLIT: tl.constexpr,
+    TILE: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Log-sum-exp over one split of the tokens, for one key head: float32 ``[splits, W, Hq]``."""
+    head, split = tl.program_id(0), tl.program_id(1)
+    lane = tl.arange(0, WINDOW_TILE * GROUP_P)
+    w, g = tl.program_id(2) * WINDOW_TILE + lane // GROUP_P, lane % GROUP_P
+    q = _load_queries(q_ptr, w, g, head, window, q_stride_w, q_stride_h, GROUP, DIM, DIM_P)
+    seen_to = tl.load(query_positions_ptr + w, mask=w < window, other=-1)
+    top = tl.full((WINDOW_TILE * GROUP_P,), float("-inf"), tl.float32)
+    total = tl.zeros((WINDOW_TILE * GROUP_P,), tl.float32)
+    for start in range(split * SPLIT, tl.minimum((split + 1) * SPLIT, tokens), TILE):
+        t = start + tl.arange(0, TILE)
+        scores = _tile_scores(
+            q, seen_to, pool_ptr, slots_ptr, key_positions_ptr, t, t < tokens, head, pool_stride_s, pool_stride_h,
+            scale, DIM, DIM_P, UPCAST,
+        )  # fmt: skip
+        new_top = tl.maximum(top, tl.max(scores, axis=1))
+        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+        total = total * tl.exp(top - shift) + tl.sum(tl.exp(scores - shift[:, None]), axis=1)
+        top = new_top
+    result = tl.where(total > 0, top + tl.log(tl.where(total > 0, total, 1.0)), float("-inf"))
+    place = (split * window + w) * HEADS + head * GROUP + g
+    tl.store(partial_ptr + place, result, mask=(w < window) & (g < GROUP))
+
+
+@triton.jit(do_not_specialize=["blocks", "window"])
+def _rows_kernel(
+    q_ptr, pool_ptr, slots_ptr, query_positions_ptr, key_positions_ptr, starts_ptr, lse_ptr, out_ptr, blocks, window,
+    scale, q_stride_w, q_stride_h, pool_stride_s, pool_stride_h, HEADS: tl.constexpr, GROUP: tl.constexpr,
+    GROUP_P: tl.constexpr, DIM: tl.constexpr, DIM_P: tl.constexpr, WINDOW_TILE: tl.constexpr, BLOCK_P: tl.constexpr,
+    BLOCKS_TILE: tl.constexpr, MAXIMUM: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Block sums of a few blocks, all heads; one program owns its columns of ``out``, so there are no atomics."""
+    lane = tl.arange(0, WINDOW_TILE * GROUP_P)
+    w, g = tl.program_id(1) * WINDOW_TILE + lane // GROUP_P, lane % GROUP_P
+    real = (w < window) & (g < GROUP)
+    seen_to = tl.load(query_positions_ptr + w, mask=w < window, other=-1)
+    place = tl.arange(0, BLOCKS_TILE * BLOCK_P)
+    n = tl.program_id(0) * BLOCKS_TILE + place // BLOCK_P
+    t = tl.load(starts_ptr + n, mask=n < blocks, other=0) + place % BLOCK_P
+    inside = t < tl.load(starts_ptr + n + 1, mask=n < blocks, other=0)
+    row = tl.zeros((WINDOW_TILE, BLOCKS_TILE), tl.float32)
+    for head in range(HEADS // GROUP):
+        q = _load_queries(q_ptr, w, g, head, window, q_stride_w, q_stride_h, GROUP, DIM, DIM_P)
+        scores = _tile_scores(
+            q, seen_to, pool_ptr, slots_ptr, key_positions_ptr, t, inside, head, pool_stride_s, pool_stride_h,
+            scale, DIM, DIM_P, UPCAST,
+        )  # fmt: skip
+        total = tl.load(lse_ptr + w * HEADS + head * GROUP + g, mask=real, other=0.0).to(tl.float32)
+        # A query that sees nothing has -inf here, and -inf - -inf is NaN; lanes of no head must not win a maximum.
+        shift = tl.where(total == float("-inf"), 0.0, total)
+        probs = tl.where(real[:, None], tl.exp(scores - shift[:, None]), 0.0)
+        sums = tl.sum(tl.reshape(probs, (WINDOW_TILE, GROUP_P, BLOCKS_TILE, BLOCK_P)), axis=3)
+        if MAXIMUM:
+            row = tl.maximum(row, tl.max(sums, axis=1))
+        else:
+            row += tl.sum(sums, axis=1)
+    w = tl.program_id(1) * WINDOW_TILE + tl.arange(0, WINDOW_TILE)
+    n = tl.program_id(0) * BLOCKS_TILE + tl.arange(0, BLOCKS_TILE)
+    there = (w < window)[:, None] & (n < blocks)[None, :]
+    where = out_ptr + w[:, None] * blocks + n[None, :]
+    before = tl.load(where, mask=there, other=0.0)
+    tl.store(where, tl.maximum(before, row) if MAXIMUM else before + row, mask=there)
+
+
+def _shapes(queries: torch.Tensor, key_pool: torch.Tensor) -> dict:
+    """Compile-time sizes shared by both kernels."""
+    window, heads, dim = queries.shape
+    group = heads // key_pool.shape[1]
+    group_p = triton.next_power_of_2(group)
+    tile = min(triton.next_power_of_2(window), max(_ROWS // group_p, 1))
+    # Tensor cores take one dtype. The interpreter keeps bfloat16 as raw bits and would multiply those.
+    mixed = queries.dtype != key_pool.dtype or queries.dtype == torch.float32
+    return {
+        "HEADS": heads, "GROUP": group, "GROUP_P": group_p, "DIM": dim, "DIM_P": max(triton.next_power_of_2(dim), 16),
+        "WINDOW_TILE": max(tile, 16 // group_p), "UPCAST": mixed or interpreted(),
+        "num_warps": 4, "num_stages": 2,
+    }  # fmt: skip
+
+
+def _rows_triton(
+    queries, key_pool, slots, query_positions, key_positions, ordinal, blocks, block_size, scale, out, reduction, lse=None
+):  # fmt: skip
+    _check_rows(queries, key_pool, blocks, block_size, out, reduction)
+    queries = queries if queries.stride(-1) == 1 else queries.contiguous()
+    if key_pool.stride(-1) != 1:
+        raise ValueError(f"key_pool of strides {key_pool.stride()}: a head's key must be contiguous")
+    slots, query_positions, key_positions = (x.contiguous() for x in (slots, query_positions.long(), key_positions))
+    shapes, tokens, window = _shapes(queries, key_pool), len(slots), len(queries)
+    strides = (queries.stride(0), queries.stride(1), key_pool.stride(0), key_pool.stride(1))
+    window_tiles = triton.cdiv(window, shapes["WINDOW_TILE"])
+    if lse is None:
+        partial = torch.empty((triton.cdiv(tokens, _SPLIT), window, shapes["HEADS"]), device=out.device)
+        _lse_kernel[(key_pool.shape[1], len(partial), window_tiles)](
+            queries, key_pool, slots, query_positions, key_positions, partial, tokens, window, scale, *strides,
+            SPLIT=_SPLIT, TILE=_TILE, **shapes,
+        )  # fmt: skip
+        lse = torch.logsumexp(partial, dim=0)
+    edges = torch.arange(blocks + 1, dtype=ordinal.dtype, device=ordinal.device)
+    starts = torch.searchsorted(ordinal.contiguous(), edges, out_int32=True)
+    block_p = triton.next_power_of_2(block_size)
+    blocks_tile = max(_TILE // block_p, 1)
+    _rows_kernel[(triton.cdiv(blocks, blocks_tile), window_tiles)](
+        queries, key_pool, slots, query_positions, key_positions, starts, lse.contiguous(), out, blocks, window, scale,
+        *strides, BLOCK_P=block_p, BLOCKS_TILE=blocks_tile, MAXIMUM=reduction == "max", **shapes,
+    )  # fmt: skip
+    return out
+
+
+block_attention_rows = dispatch(_rows_torch, _rows_triton)

@@ -22,7 +22,7 @@ SHARES = [0.1, 0.2, 0.5]
 def open_reader() -> Reader:
     """The demo model in float32, on one thread."""
     torch.set_num_threads(1)
-    return Reader(ensure_model("smollm2-135m", log=print))
+    return Reader.load(ensure_model("smollm2-135m", log=print))
 
 
 def save(records: list[dict], path: Path) -> None:
@@ -57,7 +57,9 @@ def run_all(
         else:
             records += fresh
         save(records, path)
-        print(f"{number + 1}/{len(plan)} {task} {seed}: {len(missing)} labels, {time.time() - started:.0f} s", flush=True)
+        print(
+            f"{number + 1}/{len(plan)} {task} {seed}: {len(missing)} labels, {time.time() - started:.0f} s", flush=True
+        )
 
 
 def _labels(record: dict) -> set[str]:

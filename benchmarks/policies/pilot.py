@@ -1,93 +1,180 @@
-"""Choose the defaults of ``nexus``: many variants on few samples, seeds apart from those of the table (run.py).
+"""How the defaults of ``nexus`` were chosen: which variants keep the block that a question needs.
 
-python benchmarks/policies/pilot.py [--passages 5] [--out benchmarks/policies/pilot.json]
+No answers are decoded, so it is cheap; seeds are apart from those of the table (run.py). Three situations: question
+visible, question hidden (one event each, at 10 %, 20 %, 50 %), and a stream: the passage is read 128 tokens at a time
+and cut to 20 % of its final length after each step, with no question in sight.
+
+python benchmarks/policies/pilot.py [--passages 5]     print the table and write pilot.json
 """
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+import json
+import math
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
-from common import open_reader, run_all
+import torch
+from common import SHARES, open_reader
 
-from nexus_sglang.config import TokenAmount
+from nexus_sglang.config import NexusConfig, TokenAmount
+from nexus_sglang.evaluation.choosing import choose_blocks, describe_blocks
 from nexus_sglang.evaluation.experiment import Contestant
-from nexus_sglang.policy import Weighing, make_policy
-from nexus_sglang.policy.base import Policy
-from nexus_sglang.policy.composed import Composed
-from nexus_sglang.policy.selectors import interleave
+from nexus_sglang.evaluation.reader import Prefix, Reader
+from nexus_sglang.evaluation.tasks import TASKS, Question, Sample
+from nexus_sglang.policy import make_policy
+from nexus_sglang.statistics.measure import NEEDS
 
 FIRST_SEED = 600_000
-HERE = Path(__file__).parent
-
-
-@dataclass(frozen=True)
-class Mixed(Policy):
-    """``Composed`` interleaved with an order of another kind."""
-
-    name = "mixed"
-    source = "pilot only"
-    needs_keys = needs_expected = needs_distinct_values = True
-
-    base: Composed = Composed()
-    other: str = "key"
-    share: float = 0.5
-
-    @property
-    def head_reduction(self) -> str:
-        return self.base.head_reduction
-
-    def weigh(self, evidence, blocks):
-        first = self.base.weigh(evidence, blocks).weights
-        second = {
-            "key": lambda: evidence.key_distinctiveness.double(),
-            "expected": lambda: evidence.expected.double(),
-            "direction": lambda: evidence.value_distinctiveness.double(),
-        }[self.other]()
-        orders = [x.double().masked_fill(blocks.forced, -float("inf")) for x in (first, second)]
-        return Weighing(interleave(orders, [1 - self.share, self.share]))
+BLOCK = 32
+STEP = 128
+HEADS = ("top", "mean")
+DRAWS = 8
+OUT = Path(__file__).with_name("pilot.json")
 
 
 def variants() -> dict[str, Contestant]:
-    """Label -> what it is. "A | B 50%": half of the room by A, half by B; "drawn": sampled_share."""
-    walk = {"head_reduction": "max", "window": "mean", "walk_weight": 0.5}
-    plain = lambda **fields: Contestant(Composed(**fields))  # noqa: E731
-    mix = lambda other, share, **fields: Contestant(Mixed(Composed(**fields), other, share))  # noqa: E731
-    nexus = lambda recent=64, **fields: Contestant(make_policy("nexus", fields), TokenAmount(recent))  # noqa: E731
-    out = {
-        "max mean walk": plain(**walk),
-        "max mean": plain(head_reduction="max"),
-        "max max": plain(head_reduction="max", window="max"),
-        "max last": plain(head_reduction="max", window="last"),
-        "top max": plain(head_reduction="top", window="max"),
-        "mean mean walk": plain(walk_weight=0.5),
-        "max mean walk x value norm": plain(**walk, term="value"),
-        "max mean walk | key 50%": mix("key", 0.5, **walk),
-        "max mean walk | expected 50%": mix("expected", 0.5, **walk),
-        "top max | value direction 50%": mix("direction", 0.5, head_reduction="top", window="max"),
-        "max last | value direction 50%": mix("direction", 0.5, head_reduction="max", window="last"),
-        "max mean | value direction 50%": nexus(walk_weight=0, sampled_share=0),
-        "value direction": nexus(distinct_share=1, sampled_share=0),
+    """Label -> policy. ``nexus`` labels give what differs from tilt 1.25, walk 0.5, nothing drawn, 64 recent tokens."""
+
+    def nexus(recent: float = 64, **fields) -> Contestant:
+        return Contestant(make_policy("nexus", {"sampled_share": 0, **fields}), TokenAmount(recent))
+
+    out = {f"nexus, tilt {g}": nexus(value_tilt=g) for g in (0, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)}
+    out |= {f"nexus, {h} over heads, tilt {g}": nexus(head_reduction=h, value_tilt=g) for h in HEADS for g in (0, 1.25)}
+    out |= {f"nexus, walk {w}, tilt {g}": nexus(walk_weight=w, value_tilt=g) for w in (0, 2.0) for g in (0, 1.25)}
+    for share in (0.1, 0.25, 0.5, 1.0):
+        for beta in (1.0, 4.0, 8.0):
+            out[f"nexus, {share:.0%} drawn, sharpness {beta:g}"] = nexus(sampled_share=share, sharpness=beta)
+    out |= {f"nexus, recent {r:.0%} of budget": nexus(r) for r in (0.25, 0.5)}
+    for window in ("max", "last"):
+        out[f"max over heads, {window} of window"] = Contestant(
+            make_policy("composed", {"head_reduction": "max", "window": window})
+        )
+    out["max over heads, mean, x key"] = Contestant(make_policy("composed", {"head_reduction": "max", "term": "key"}))
+    names = ("nexus-paper", "streaming-llm", "snapkv", "h2o", "keydiff", "defensive", "expected-attention", "random")
+    return out | {name: Contestant(make_policy(name, {})) for name in names}
+
+
+def probe(kind: str) -> SimpleNamespace:
+    """Asks for everything under one head reduction."""
+    return SimpleNamespace(head_reduction=kind, **dict.fromkeys(NEEDS, True))
+
+
+def needed_blocks(reader: Reader, sample: Sample, question: Question) -> set[int]:
+    """Numbers of the blocks that hold the answer where the passage gives it to this question."""
+    answer = question.answer.strip()
+    lead = question.text.split(". ")[-1].split("? ")[-1]  # the words of the fact up to the answer
+    at = sample.passage.index(f"{lead} {answer}.") + len(lead) + 1
+    offsets = reader.tokenizer(sample.passage, add_special_tokens=False, return_offsets_mapping=True).offset_mapping
+    return {i // BLOCK for i, (start, end) in enumerate(offsets) if end > at and start < at + len(answer)}
+
+
+def draws(entry: Contestant) -> Iterator[int]:
+    """Seeds to average over: several for what draws, one for what does not."""
+    random = getattr(entry.policy, "sampled_share", 0) or entry.policy.name in ("nexus-paper", "random")
+    return iter(range(DRAWS if random else 1))
+
+
+def one_event(prefix: Prefix, entries: dict[str, Contestant], needed: list[set[int]]) -> dict[str, list[float]]:
+    """Label -> per share, the share of (question, draw) whose blocks stay."""
+    evidence, length = {}, len(prefix.ids)
+    identities = prefix.identities(BLOCK)
+    out = {}
+    for label, entry in entries.items():
+        kind = entry.policy.head_reduction
+        if kind not in evidence:
+            evidence[kind] = prefix.measure(probe(kind), BLOCK)
+        out[label] = []
+        for share in SHARES:
+            hits = []
+            for seed in draws(entry):
+                config = NexusConfig("nexus", TokenAmount(share), recent_tokens=entry.recent, seed=seed)
+                budget = config.budget_tokens(length)
+                blocks = describe_blocks(length, identities, config, budget, entry.policy.memory_width)
+                kept, _ = choose_blocks(entry.policy, evidence[kind], blocks, length - budget, BLOCK)
+                hits += [blocks_of <= set(kept.tolist()) for blocks_of in needed]
+            out[label].append(sum(hits) / len(hits))
+    return out
+
+
+class Stream:
+    """One variant reading a passage in steps, evicting after each."""
+
+    def __init__(self, entry: Contestant, length: int, seed: int):
+        self.policy = entry.policy
+        self.config = NexusConfig("nexus", TokenAmount(0.2), recent_tokens=entry.recent, seed=seed)
+        self.budget = self.config.budget_tokens(length)
+        self.resident = torch.zeros(0, dtype=torch.int64)
+        self.memory = torch.full((-(-length // BLOCK), entry.policy.memory_width), math.nan)
+
+    def step(self, prefix: Prefix, identities: torch.Tensor) -> None:
+        length = len(prefix.ids)
+        seen = int(self.resident[-1]) + 1 if len(self.resident) else 0
+        self.resident = torch.cat((self.resident, torch.arange(seen, length)))
+        if len(self.resident) <= self.budget:
+            return
+        blocks = describe_blocks(length, identities, self.config, self.budget, 0, self.resident)
+        blocks = blocks._replace(memory=self.memory[blocks.index])
+        evidence = prefix.measure(self.policy, BLOCK, self.resident)
+        kept, verdict = choose_blocks(self.policy, evidence, blocks, len(self.resident) - self.budget, BLOCK)
+        if verdict.memory is not None:
+            self.memory[blocks.index] = verdict.memory.float()
+        self.resident = self.resident[torch.isin(self.resident // BLOCK, kept)]
+
+
+STREAMED = (
+    "nexus, tilt 0", "nexus, tilt 1.25", "nexus, 10% drawn, sharpness 4", "nexus, 10% drawn, sharpness 8",
+    "nexus, 25% drawn, sharpness 4", "nexus, recent 25% of budget", "nexus-paper", "snapkv", "h2o", "keydiff", "random",
+)  # fmt: skip
+
+
+def stream(reader: Reader, ids: list[int], entries: dict[str, Contestant], needed: list[set[int]]) -> dict[str, float]:
+    """Label -> share of (question, draw) whose blocks are left at the end."""
+    runs = {label: [Stream(entries[label], len(ids), seed) for seed in (0, 1)] for label in STREAMED}
+    prefix = None
+    for start in range(0, len(ids), STEP):
+        prefix = reader.read(ids[start : start + STEP], prefix)
+        identities = prefix.identities(BLOCK)
+        for pair in runs.values():
+            for run in pair:
+                run.step(prefix, identities)
+    left = {label: [set((run.resident // BLOCK).tolist()) for run in pair] for label, pair in runs.items()}
+    return {
+        label: sum(want <= have for have in sets for want in needed) / (len(sets) * len(needed))
+        for label, sets in left.items()
     }
-    for share in (0.25, 0.5, 0.75):
-        out[f"max mean walk | value direction {share:.0%}"] = nexus(distinct_share=share, sampled_share=0)
-    for drawn in (0.1, 0.25, 0.5):
-        out[f"... 50%, {drawn:.0%} drawn"] = nexus(distinct_share=0.5, sampled_share=drawn)
-    out["... 50%, 25% drawn, sharpness 1"] = nexus(distinct_share=0.5, sampled_share=0.25, sharpness=1.0)
-    for recent in (0.25, 0.5):
-        out[f"... 50%, recent {recent:.0%} of the budget"] = nexus(recent, distinct_share=0.5, sampled_share=0)
-    return out | {name: Contestant(make_policy(name, {})) for name in ("nexus-paper", "snapkv", "random")}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--passages", type=int, default=5, help="per task")
-    parser.add_argument("--out", type=Path, default=HERE / "pilot.json")
     args = parser.parse_args()
-    tasks = ("multi-key", "variables", "needle")
-    plan = [(task, FIRST_SEED + 100 * t + i, 1950) for i in range(args.passages) for t, task in enumerate(tasks)]
-    run_all(open_reader(), plan, variants(), args.out)
+    reader, entries = open_reader(), variants()
+    rows: dict[str, dict[str, list]] = {label: {"visible": [], "hidden": [], "stream": []} for label in entries}
+    for i in range(args.passages):
+        for t, task in enumerate(("multi-key", "variables")):
+            sample = TASKS[task](FIRST_SEED + 100 * t + i, 1950, lambda text: len(reader.ids(text)))
+            passage = reader.read(reader.ids(sample.passage))
+            needed = [needed_blocks(reader, sample, question) for question in sample.questions]
+            for question, want in zip(sample.questions, needed, strict=True):
+                prompt = reader.read(reader.ids(question.text), passage)
+                for label, hits in one_event(prompt, entries, [want]).items():
+                    rows[label]["visible"].append(hits)
+            for label, hits in one_event(passage, entries, needed).items():
+                rows[label]["hidden"].append(hits)
+            for label, hits in stream(reader, passage.ids, entries, needed).items():
+                rows[label]["stream"].append([hits])
+            report(rows)
+
+
+def report(rows: dict[str, dict[str, list]]) -> None:
+    """Write pilot.json and print it: mean hit rate per share; passages weigh the same, whatever they ask."""
+    mean = lambda hits: [round(sum(column) / len(hits), 3) for column in zip(*hits, strict=True)]  # noqa: E731
+    table = {label: {kind: mean(hits) for kind, hits in kinds.items() if hits} for label, kinds in rows.items()}
+    OUT.write_text("{\n" + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in table.items()) + "\n}\n")
+    print(OUT.read_text(), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The table of docs/policies.md: every policy, question visible or hidden, at 10 %, 20 % and 50 %.
 
 python benchmarks/policies/run.py            run what results.json lacks (it is saved after every passage)
-python benchmarks/policies/run.py --docs     only write the table into docs/policies.md
+python benchmarks/policies/run.py --docs     only write the tables into docs/policies.md
 python benchmarks/policies/run.py --again L  drop label L first (its policy has changed)
 """
 
@@ -20,12 +20,12 @@ from nexus_sglang.policy import POLICIES, make_policy
 
 FIRST_SEED = 100_000
 HERE = Path(__file__).parent
-RESULTS = HERE / "results.json"
+RESULTS, PILOT = HERE / "results.json", HERE / "pilot.json"
 PAGE = HERE.parents[1] / "docs" / "policies.md"
 
 
 def plan() -> list[tuple[str, int, int]]:
-    """(task, seed, tokens) of every passage, in an order that can be cut short: 12 needle, 8 multi-key, 10 variables."""
+    """(task, seed, tokens) of every passage: 12 needle, 8 multi-key, 10 variables; can be cut short."""
     passages = []
     for i in range(12):
         passages.append(("needle", FIRST_SEED + i, 3900 if i in (5, 11) else 2000))
@@ -36,9 +36,13 @@ def plan() -> list[tuple[str, int, int]]:
     return passages
 
 
+ABLATIONS = {"nexus, tilt 0": {"value_tilt": 0}, "nexus, nothing drawn": {"sampled_share": 0}}
+
+
 def contestants() -> dict[str, Contestant | Reference]:
-    """Every registered policy with its defaults, and the references in which each layer chooses."""
+    """Every registered policy with its defaults, two ablations, and the references in which each layer chooses."""
     entries = {name: Contestant(make_policy(name, {})) for name in POLICIES if name != "composed"}
+    entries |= {label: Contestant(make_policy("nexus", fields)) for label, fields in ABLATIONS.items()}
     return entries | REFERENCES
 
 
@@ -63,7 +67,7 @@ def main() -> None:
             drop(label)
         chosen = {label: entry for label, entry in contestants().items() if label not in args.without}
         run_all(open_reader(), plan(), chosen, RESULTS)
-    write_tables(json.loads(RESULTS.read_text()), PAGE)
+    write_tables(json.loads(RESULTS.read_text()), PAGE, json.loads(PILOT.read_text()) if PILOT.exists() else None)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers import (
+    AttentionInterface,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DynamicCache,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from ..eviction.sequence import block_identities
 from ..policy.base import Evidence, Policy
@@ -36,14 +43,19 @@ class Prefix:
     window: QueryWindow
     logits: torch.Tensor
 
-    def measure(self, policy: Policy, block_size: int) -> Evidence:
-        """The evidence the server would measure for ``policy``, by the server's own code, everything still resident."""
+    def measure(self, policy: Policy, block_size: int, resident: torch.Tensor | None = None) -> Evidence:
+        """The evidence the server would measure for ``policy``, by the server's own code.
+
+        Args:
+            resident: int64 ``[R]``, ascending, positions still cached; None is all of them.
+        """
         length = len(self.ids)
-        positions = torch.arange(length)
+        positions = torch.arange(length) if resident is None else resident
+        index, ordinal = torch.unique_consecutive(positions // block_size, return_inverse=True)
         return measure(
             policy, self.window, lambda layer: self.keys[layer].transpose(0, 1),
             lambda layer: self.values[layer].transpose(0, 1), 0, length, positions, positions,
-            positions // block_size, -(-length // block_size), block_size,
+            ordinal, len(index), block_size,
         )  # fmt: skip
 
     def identities(self, block_size: int) -> torch.Tensor:
@@ -80,19 +92,28 @@ class Kept:
 
 
 class Reader:
-    """Loads a model in float32 (on CPUs faster than bfloat16) and reads with it."""
+    """Reads with a model whose attention is :meth:`_attend`; see :meth:`load`.
 
-    def __init__(self, folder: str | Path, window: int = 16):
+    Args:
+        model: a Llama-like ``ForCausalLM``. tokenizer: its tokenizer. window: queries kept.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, window: int = 16):
         AttentionInterface.register(_NAME, self._attend)
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=_NAME).eval()
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        config = self.model.config
+        model.set_attn_implementation(_NAME)
+        self.model, self.tokenizer, self.window = model.eval(), tokenizer, window
+        config = model.config
         self.layers, self.kv_heads = config.num_hidden_layers, config.num_key_value_heads
-        self.window = window
         dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self._shape = LayerShape(config.num_attention_heads, dim, dim**-0.5)
         self._capture: tuple[QueryWindow, CapturePlan] | None = None
         self._valid: list[torch.Tensor] | None = None
+
+    @classmethod
+    def load(cls, folder: str | Path, window: int = 16) -> Reader:
+        """From a Hugging Face folder, in float32 (on CPUs faster than bfloat16)."""
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        return cls(model, AutoTokenizer.from_pretrained(folder), window)
 
     def ids(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False).input_ids

@@ -1,7 +1,7 @@
 """What the papers ran: every layer (and where they say so every head) chooses for itself. Evaluation only.
 
-All take ``(prefix, config, budget)`` and return a :class:`~nexus_sglang.evaluation.reader.Kept` of ``budget`` tokens per
-head on average over layers and heads (``nexus-paper``: whole blocks, at most ``budget``).
+All take ``(prefix, config, budget)`` and return a :class:`~nexus_sglang.evaluation.reader.Kept` of ``budget`` tokens
+per head on average over layers and heads (``nexus-paper``: whole blocks, at most ``budget``).
 """
 
 from __future__ import annotations

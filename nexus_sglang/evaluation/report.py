@@ -1,4 +1,4 @@
-"""From records (see ``experiment.run_sample``) to the tables of docs/policies.md, the same bytes from the same records."""
+"""From records (see ``experiment.run_sample``) to the tables of docs/policies.md: same records, same bytes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 BEGIN, END = "<!-- results: written by benchmarks/policies/run.py --docs -->", "<!-- end of results -->"
+PILOT_BEGIN, PILOT_END = "<!-- pilot: written by benchmarks/policies/run.py --docs -->", "<!-- end of pilot -->"
 
 
 def wilson(right: int, n: int, z: float = 1.959964) -> tuple[float, float]:
@@ -91,9 +92,7 @@ def _against(records: list[dict], setting: str) -> list[str]:
     for label, _ in ranking(records, setting):
         if label != "nexus":
             exact, logprob = (difference(records, setting, "nexus", label, field) for field in (0, 1))
-            lines.append(
-                f"| {label} | {exact[0]:+.3f} ± {exact[1]:.3f} | {logprob[0]:+.3f} ± {logprob[1]:.3f} |"
-            )
+            lines.append(f"| {label} | {exact[0]:+.3f} ± {exact[1]:.3f} | {logprob[0]:+.3f} ± {logprob[1]:.3f} |")
     return lines
 
 
@@ -114,7 +113,8 @@ def tables(records: list[dict]) -> str:
         BEGIN,
         f"{len(records)} questions ({counts}) about {len(set(_passages(records)))} passages of {min(sizes)} to "
         f"{max(sizes)} tokens; seeds {min(r['seed'] for r in records)} to {max(r['seed'] for r in records)}. "
-        f"Full cache: {right / len(records):.2f} ({low:.2f}-{high:.2f}), log-probability {logprob:.2f}; by task {by_task}.",
+        f"Full cache: {right / len(records):.2f} ({low:.2f}-{high:.2f}), log-probability {logprob:.2f}; by task "
+        f"{by_task}.",
     ]
     for setting in ("visible", "hidden"):
         out += ["", f"### Question {setting}", "", *_table(records, setting)]
@@ -123,11 +123,31 @@ def tables(records: list[dict]) -> str:
     return "\n".join([*out, END])
 
 
-def write_tables(records: list[dict], page: Path) -> None:
-    """Put the tables between the page's markers (at its end if it has none)."""
+def pilot_table(pilot: dict[str, dict[str, list[float]]]) -> str:
+    """Everything between the pilot's markers; ``pilot`` is pilot.json (see benchmarks/policies/pilot.py)."""
+    lines = [
+        PILOT_BEGIN,
+        "| variant | visible 10 / 20 / 50 % | hidden 10 / 20 / 50 % | stream 20 % |",
+        "|---|---|---|---|",
+    ]
+    for label, kinds in pilot.items():
+        cells = [" / ".join(f"{hit:.2f}" for hit in kinds.get(kind, [])) for kind in ("visible", "hidden", "stream")]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n".join([*lines, PILOT_END])
+
+
+def put_between(page: Path, begin: str, end: str, section: str) -> None:
+    """Replace what stands from ``begin`` to ``end`` in the page, markers included; append it if they are missing."""
     text = page.read_text(encoding="utf-8") if page.exists() else ""
-    if BEGIN in text and END in text:
-        text = text[: text.index(BEGIN)] + tables(records) + text[text.index(END) + len(END) :]
+    if begin in text and end in text:
+        text = text[: text.index(begin)] + section + text[text.index(end) + len(end) :]
     else:
-        text += ("\n" if text else "") + tables(records) + "\n"
+        text += ("\n" if text else "") + section + "\n"
     page.write_text(text, encoding="utf-8")
+
+
+def write_tables(records: list[dict], page: Path, pilot: dict | None = None) -> None:
+    """Put the tables into the page."""
+    put_between(page, BEGIN, END, tables(records))
+    if pilot:
+        put_between(page, PILOT_BEGIN, PILOT_END, pilot_table(pilot))

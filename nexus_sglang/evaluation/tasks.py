@@ -1,6 +1,6 @@
 """Small recall tasks in the manner of RULER (Hsieh et al., arXiv 2404.06654): a long passage, a few facts, questions.
 
-The filler is made from the word lists below, so that nothing has to be downloaded and every platform sees the same text.
+The filler is made from the word lists below: nothing has to be downloaded, every platform sees the same text.
 """
 
 from __future__ import annotations
@@ -20,24 +20,28 @@ DEEDS = (
     "asked the others about", "passed by", "spoke kindly of", "was tired of", "took a photograph of", "worried about",
 )  # fmt: skip
 THINGS = (
-    "the narrow bridge", "the market square", "a wooden boat", "the apple orchard", "the broken fence", "a blue lantern",
-    "the stone chapel", "the winter road", "an empty theatre", "the river bank", "a basket of pears", "the copper kettle",
-    "the high meadow", "a small museum", "the railway tunnel", "a garden wall", "the harbour lights", "the lost umbrella",
+    "the narrow bridge", "the market square", "a wooden boat", "the apple orchard", "the broken fence",
+    "a blue lantern", "the stone chapel", "the winter road", "an empty theatre", "the river bank",
+    "a basket of pears", "the copper kettle", "the high meadow", "a small museum", "the railway tunnel",
+    "a garden wall", "the harbour lights", "the lost umbrella",
 )  # fmt: skip
 TIMES = (
     "In the early morning", "After the rain", "On the last day of the fair", "Late in the evening", "Before supper",
     "During the long holiday", "When the bells rang", "Years later", "At the edge of town", "That same week",
-    "While the snow melted", "Without any hurry", "As everyone expected", "Once the shops had closed", "In those days",
+    "While the snow melted", "Without any hurry", "As everyone expected", "Once the shops had closed",
+    "In those days",
 )  # fmt: skip
 ENDS = (
-    "and nobody was surprised", "because the weather had changed", "although there was little time", "and then went home",
-    "which pleased everyone", "but the door stayed shut", "as people there often do", "until the lamps were lit",
-    "and the dog followed", "so the work had to wait", "while the kettle boiled", "and said nothing more about it",
-    "because it seemed the right thing", "even if it took all afternoon", "and the children laughed",
+    "and nobody was surprised", "because the weather had changed", "although there was little time",
+    "and then went home", "which pleased everyone", "but the door stayed shut", "as people there often do",
+    "until the lamps were lit", "and the dog followed", "so the work had to wait", "while the kettle boiled",
+    "and said nothing more about it", "because it seemed the right thing", "even if it took all afternoon",
+    "and the children laughed",
 )  # fmt: skip
 KEYS = (
     "amber", "basil", "cedar", "coral", "ember", "fennel", "granite", "hazel", "indigo", "jasper", "lilac", "maple",
-    "nutmeg", "olive", "pepper", "quartz", "saffron", "topaz", "velvet", "willow", "zephyr", "cobalt", "marble", "thistle",
+    "nutmeg", "olive", "pepper", "quartz", "saffron", "topaz", "velvet", "willow", "zephyr", "cobalt", "marble",
+    "thistle",
 )  # fmt: skip
 LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ"
 

@@ -12,9 +12,7 @@ class ExpectedAttention(Policy):
     """Keep the blocks with the largest expected attention times value norm under Gaussian queries."""
 
     name = "expected-attention"
-    source = (
-        "Devoto et al., arXiv 2510.00636; moments of the window's rotated queries, mean over layers and heads, whole blocks"
-    )
+    source = "Devoto et al., arXiv 2510.00636; moments of the window's rotated queries, mean over layers, whole blocks"
     needs_attention = False
     needs_expected = True
 

@@ -13,9 +13,7 @@ class H2O(Policy):
     """Keep what has received most attention so far; the forced recent window is its recent half."""
 
     name = "h2o"
-    source = (
-        "Zhang et al., arXiv 2306.14048; per block and all heads, and only the window's queries at each event are summed"
-    )
+    source = "Zhang et al., arXiv 2306.14048; per block over all heads, only each event's window of queries is summed"
     memory_width = 1
 
     def weigh(self, evidence: Evidence, blocks: Blocks) -> Weighing:

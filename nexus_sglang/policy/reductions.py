@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from .base import Evidence
@@ -68,3 +70,18 @@ def apply_term(weights: torch.Tensor, evidence: Evidence, term: str) -> torch.Te
         return weights
     factor = (evidence.value_norm if term == "value" else evidence.key_distinctiveness).double()
     return weights * factor / factor.mean().clamp_min(1e-300)
+
+
+def standardise(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Scores ``[N]`` in standard deviations above the mean, both over ``mask`` (bool ``[N]``); 0 outside it."""
+    count = mask.sum().clamp_min(1)
+    centred = (scores - (scores * mask).sum() / count) * mask
+    return centred / (centred.square().sum() / count).sqrt().clamp_min(1e-12)
+
+
+def flatness(weights: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Entropy of the weights ``[N]`` over ``mask`` as a share of its maximum: 1 when all are equal, 0 for one alone."""
+    kept = weights[mask].double()
+    p = kept / kept.sum().clamp_min(1e-300)
+    entropy = -(p * p.clamp_min(1e-300).log()).sum()
+    return (entropy / math.log(max(len(kept), 2))).clamp(0, 1)

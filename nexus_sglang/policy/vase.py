@@ -19,9 +19,7 @@ class VaSE(Policy):
     """
 
     name = "vase"
-    source = (
-        "VaSE (AttnV), arXiv 2606.03928; whole blocks for all layers, mean value norm instead of the range of each value"
-    )
+    source = "VaSE (AttnV), arXiv 2606.03928; whole blocks for all layers, mean value norm for the range of values"
     needs_values = True
 
     value_reserve: float = 0.25

@@ -33,6 +33,7 @@ def test_budget_one_is_stock_token_for_token(ours, stock, tokenizer):
 
 
 def test_cached_tokens_equal_stock_after_eviction(ours, stock, tokenizer):
+    ours.flush(), stock.flush()
     prompt = text_ids(tokenizer, 1200, seed=31)
     for turn in range(4):
         mine, theirs = ours.generate(prompt, 24), stock.generate(prompt, 24)
@@ -133,6 +134,7 @@ def test_bad_hint_is_refused_and_nothing_is_lost(ours, tokenizer):
 
 def test_ratio_and_count_budgets_per_request(ours, tokenizer):
     """S19: a share and a count are both accepted, measured on real lengths, and never share a prefix."""
+    ours.flush()
     prompt = text_ids(tokenizer, 1000, seed=97)
     for budget, tokens in ((0.5, 500), (300, 300), (0.2, 200)):
         answer = ours.generate(prompt, 4, custom={"kv_budget": budget})

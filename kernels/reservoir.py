@@ -1,0 +1,248 @@
+"""Random draws, log-domain priorities and exact selection for a batch of requests; nothing waits for the host.
+
+What is identical on torch and Triton, on any device: the draws, bit for bit, and the selection for given priorities.
+Priorities go through a logarithm, whose last bit differs between libraries: they agree to a few units in the last
+place, and a selection made from them can differ where two priorities are that close.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from .dispatch import dispatch
+
+LAWS = ("exponential-keys", "sequential-poisson")
+_LOW = 0xFFFFFFFF
+_TILE = 128
+
+
+def _draw_torch(seed: int, identity: torch.Tensor, events: torch.Tensor, draws: int) -> torch.Tensor:
+    """Uniform numbers strictly inside (0, 1): Philox 4x32-10 (Salmon et al., SC 2011), first word.
+
+    Args:
+        seed: the key, 64 bits. identity: int64 ``[B, N]``, what each block is: counter words 0 and 1.
+        events: int64 ``[B]``, which event of its sequence this is: word 2. draws: n; the draw's number is word 3.
+
+    Returns:
+        float64 ``[B, n, N]``, ``(word + 0.5) / 2**32``: the same bits everywhere.
+    """
+    number = torch.arange(draws, dtype=torch.int64, device=identity.device)[None, :, None]
+    words = (identity[:, None] & _LOW, (identity[:, None] >> 32) & _LOW, events[:, None, None] & _LOW, number)
+    c0, c1, c2, c3 = torch.broadcast_tensors(*words)
+    k0, k1 = seed & _LOW, (seed >> 32) & _LOW
+    for _ in range(10):
+        # The product wraps in int64, but its 64 bits are those of the unsigned product.
+        p0, p1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c1, c2, c3 = ((p1 >> 32) & _LOW) ^ c1 ^ k0, p1 & _LOW, ((p0 >> 32) & _LOW) ^ c3 ^ k1, p0 & _LOW
+        k0, k1 = (k0 + 0x9E3779B9) & _LOW, (k1 + 0xBB67AE85) & _LOW
+    return (c0.double() + 0.5) * 2.0**-32
+
+
+def _priorities_torch(
+    weights: torch.Tensor,
+    identity: torch.Tensor,
+    events: torch.Tensor,
+    lengths: torch.Tensor,
+    seed: int,
+    law: str,
+    draws: int = 1,
+    beta: float = 1.0,
+) -> torch.Tensor:
+    """Log priorities of weighted sampling; the largest are kept.
+
+    ``exponential-keys``: log of the mean over draws of ``u**(1/w)`` (arXiv 2606.23961; one draw is Efraimidis-Spirakis
+    2006). ``sequential-poisson``: log of ``w**beta / u``, first draw only (Ohlsson 1998).
+
+    Args:
+        weights: float ``[B, N]``, non-negative. identity, events, seed, draws: as for the draws.
+        lengths: int ``[B]``, blocks there are; the rest is padding. law: one of :data:`LAWS`.
+        beta: sharpness of sequential Poisson.
+
+    Returns:
+        float64 ``[B, N]``; -inf for a zero weight (sequential Poisson with beta 0 excepted) and for padding.
+
+    Raises:
+        ValueError: an unknown law.
+    """
+    _check_law(law)
+    w, log_u = weights.double(), draw(seed, identity, events, draws if law == "exponential-keys" else 1).log()
+    if law == "exponential-keys":
+        keys = torch.logsumexp(log_u / w.clamp_min(1e-300)[:, None], dim=1) - math.log(draws)
+        keys = torch.where(w > 0, keys, -torch.inf)
+    else:
+        # 0 * -inf would be NaN
+        keys = (beta * w.log() if beta else torch.zeros_like(w)) - log_u[:, 0]
+    return torch.where(torch.arange(w.shape[1], device=w.device) < lengths[:, None], keys, -torch.inf)
+
+
+def _ranks_torch(values: torch.Tensor, eligible: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Place of each eligible block in descending order, from 0; among equals the newer (higher index) comes first.
+
+    Args:
+        values: float64 ``[B, N]``, no NaN. eligible: bool ``[B, N]``. lengths: int ``[B]``; the rest is padding.
+
+    Returns:
+        int32 ``[B, N]``; N where a block is not eligible or padding.
+    """
+    n = values.shape[1]
+    index = torch.arange(n, device=values.device)
+    eligible = eligible & (index < lengths[:, None])
+    order = torch.argsort(values.flip(1), dim=1, descending=True, stable=True)
+    outside = ~eligible.flip(1).gather(1, order)
+    order = order.gather(1, torch.argsort(outside, dim=1, stable=True))
+    ranks = torch.empty((len(values), n), dtype=torch.int32, device=values.device)
+    ranks.scatter_(1, n - 1 - order, index.to(torch.int32).expand(len(values), n))
+    return torch.where(eligible, ranks, n)
+
+
+def _check_law(law: str) -> None:
+    if law not in LAWS:
+        raise ValueError(f"law {law!r} is not one of {', '.join(LAWS)}")
+
+
+@triton.jit
+def _uniform(identity, event, number, k0, k1):
+    """float64 in (0, 1). Words are kept in 64 bits, so products are exact and high halves are shifts."""
+    low = tl.full((), 0xFFFFFFFF, tl.uint64)
+    bits = identity.to(tl.uint64)
+    c0, c1 = bits & low, bits >> 32
+    c2, c3 = (event.to(tl.uint64) & low) + c0 * 0, number.to(tl.uint64) + c0 * 0
+    k0, k1 = k0.to(tl.uint64) & low, k1.to(tl.uint64) & low
+    for _ in tl.static_range(10):
+        p0, p1 = c0 * tl.full((), 0xD2511F53, tl.uint64), c2 * tl.full((), 0xCD9E8D57, tl.uint64)
+        c0 = (p1 >> 32) ^ c1 ^ k0
+        c2 = (p0 >> 32) ^ c3 ^ k1
+        c1, c3 = p1 & low, p0 & low
+        k0 = (k0 + tl.full((), 0x9E3779B9, tl.uint64)) & low
+        k1 = (k1 + tl.full((), 0xBB67AE85, tl.uint64)) & low
+    return (c0.to(tl.float64) + 0.5) * tl.full((), 2.3283064365386963e-10, tl.float64)  # 2**-32
+
+
+@triton.jit(do_not_specialize=["blocks", "draws", "k0", "k1"])
+def _draw_kernel(identity_ptr, events_ptr, out_ptr, blocks, draws, k0, k1, TILE: tl.constexpr):
+    b, number = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    n = tl.program_id(2) * TILE + tl.arange(0, TILE)
+    identity = tl.load(identity_ptr + b * blocks + n, mask=n < blocks, other=0)
+    u = _uniform(identity, tl.load(events_ptr + b), number, k0, k1)
+    tl.store(out_ptr + (b * draws + number) * blocks + n, u, mask=n < blocks)
+
+
+@triton.jit(do_not_specialize=["blocks", "k0", "k1"])
+def _priorities_kernel(
+    weights_ptr, identity_ptr, events_ptr, lengths_ptr, out_ptr, blocks, k0, k1, TILE: tl.constexpr,
+    DRAWS: tl.constexpr, LOG_DRAWS: tl.constexpr, BETA: tl.constexpr, EXPONENTIAL: tl.constexpr,
+):  # fmt: skip
+    b = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    there = n < tl.load(lengths_ptr + b)
+    w = tl.load(weights_ptr + b * blocks + n, mask=there, other=1.0).to(tl.float64)
+    identity, event = tl.load(identity_ptr + b * blocks + n, mask=there, other=0), tl.load(events_ptr + b)
+    first = tl.full((), 0, tl.int32)
+    if EXPONENTIAL:
+        safe = tl.maximum(w, tl.full((), 1e-300, tl.float64))
+        top = tl.log(_uniform(identity, event, first, k0, k1)) / safe
+        for i in range(1, DRAWS):
+            top = tl.maximum(top, tl.log(_uniform(identity, event, first + i, k0, k1)) / safe)
+        total = tl.zeros((TILE,), tl.float64)
+        # Drawing again costs less than keeping n draws.
+        for i in range(DRAWS):
+            total += tl.exp(tl.log(_uniform(identity, event, first + i, k0, k1)) / safe - top)
+        keys = top + tl.log(total) - tl.full((), LOG_DRAWS, tl.float64)
+        keys = tl.where(w > 0, keys, float("-inf"))
+    else:
+        keys = -tl.log(_uniform(identity, event, first, k0, k1))
+        if BETA != 0:
+            log_w = tl.log(tl.where(w > 0, w, 1.0))
+            keys = tl.where(w > 0, tl.full((), BETA, tl.float64) * log_w + keys, float("-inf"))
+    tl.store(out_ptr + b * blocks + n, tl.where(there, keys, float("-inf")), mask=n < blocks)
+
+
+@triton.jit(do_not_specialize=["blocks"])
+def _ranks_kernel(values_ptr, eligible_ptr, lengths_ptr, out_ptr, blocks, TILE: tl.constexpr):
+    """Counts who comes before: N**2 comparisons in tiles, exact, no sort, no order between programs."""
+    b, lane = tl.program_id(0).to(tl.int64), tl.arange(0, TILE)
+    i, length = tl.program_id(1) * TILE + lane, tl.load(lengths_ptr + b).to(tl.int32)
+    mine = tl.load(values_ptr + b * blocks + i, mask=i < length, other=0.0)
+    allowed = tl.load(eligible_ptr + b * blocks + i, mask=i < length, other=0) != 0
+    rank = tl.zeros((TILE,), tl.int32)
+    for start in range(0, length, TILE):
+        j = start + lane
+        other = tl.load(values_ptr + b * blocks + j, mask=j < length, other=0.0)
+        counts = tl.load(eligible_ptr + b * blocks + j, mask=j < length, other=0) != 0
+        newer = (other[None, :] == mine[:, None]) & (j[None, :] > i[:, None])
+        before = counts[None, :] & ((other[None, :] > mine[:, None]) | newer)
+        rank += tl.sum(before.to(tl.int32), axis=1)
+    tl.store(out_ptr + b * blocks + i, tl.where(allowed, rank, blocks), mask=i < blocks)
+
+
+def _draw_triton(seed, identity, events, draws):
+    batch, blocks = identity.shape
+    out = torch.empty((batch, draws, blocks), dtype=torch.float64, device=identity.device)
+    grid = (batch, draws, triton.cdiv(blocks, _TILE))
+    k0, k1 = seed & _LOW, (seed >> 32) & _LOW
+    _draw_kernel[grid](identity.contiguous(), events.contiguous(), out, blocks, draws, k0, k1, TILE=_TILE)
+    return out
+
+
+def _priorities_triton(weights, identity, events, lengths, seed, law, draws=1, beta=1.0):
+    _check_law(law)
+    out = torch.empty(weights.shape, dtype=torch.float64, device=weights.device)
+    # Floats go in as constants: as arguments Triton would pass them in single precision.
+    _priorities_kernel[(len(weights), triton.cdiv(weights.shape[1], _TILE))](
+        weights.contiguous(), identity.contiguous(), events.contiguous(), lengths.contiguous(), out, weights.shape[1],
+        seed & _LOW, (seed >> 32) & _LOW, TILE=_TILE, DRAWS=draws, LOG_DRAWS=math.log(draws), BETA=float(beta),
+        EXPONENTIAL=law == "exponential-keys",
+    )  # fmt: skip
+    return out
+
+
+def _ranks_triton(values, eligible, lengths):
+    out = torch.empty(values.shape, dtype=torch.int32, device=values.device)
+    grid = (len(values), triton.cdiv(values.shape[1], _TILE))
+    values = values.contiguous()
+    _ranks_kernel[grid](values, eligible.contiguous(), lengths.contiguous(), out, values.shape[1], TILE=_TILE)
+    return out
+
+
+draw = dispatch(_draw_torch, _draw_triton)
+priorities = dispatch(_priorities_torch, _priorities_triton)
+ranks = dispatch(_ranks_torch, _ranks_triton)
+
+
+def select_largest(values: torch.Tensor, eligible: torch.Tensor, lengths: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    """bool ``[B, N]``: the ``keep`` (int ``[B]``, on the device) first of :data:`ranks`; all if fewer are eligible."""
+    order = ranks(values, eligible, lengths)
+    return (order < keep[:, None]) & (order < values.shape[1])
+
+
+def reservoir(
+    weights: torch.Tensor,
+    identity: torch.Tensor,
+    events: torch.Tensor,
+    lengths: torch.Tensor,
+    candidates: torch.Tensor,
+    keep: torch.Tensor,
+    seed: int,
+    law: str,
+    draws: int = 1,
+    beta: float = 1.0,
+    core: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sample ``keep`` of each request's candidates without replacement.
+
+    Args:
+        weights, identity, events, lengths, seed, law, draws, beta: as for :data:`priorities`.
+        candidates: bool ``[B, N]``. keep: int ``[B]``. core: int ``[B]``, candidates certain by weight, or None.
+
+    Returns:
+        float64 ``[B, N]`` priorities (inf in the core) and bool ``[B, N]``, the candidates kept.
+    """
+    priority = priorities(weights, identity, events, lengths, seed, law, draws, beta)
+    if core is not None:
+        certain = select_largest(weights.double(), candidates, lengths, core)
+        priority = torch.where(certain, torch.inf, priority)
+    return priority, select_largest(priority, candidates, lengths, keep)

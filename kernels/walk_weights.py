@@ -1,0 +1,106 @@
+"""Window mean, walk and recency in one pass over the window rows of a batch (arXiv 2606.23961)."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from .dispatch import dispatch
+
+_TILE = 256
+_TINY = 1e-300  # what a row's sum is divided by when the row is empty
+
+
+def _walk_torch(
+    rows: torch.Tensor,
+    windows: torch.Tensor,
+    lengths: torch.Tensor,
+    candidates: torch.Tensor,
+    steps: int,
+    walk_weight: float,
+    recency_eps: float,
+) -> torch.Tensor:
+    """``mean_w r_w + walk_weight * walk + recency_eps * j / (N - 1)`` per request, rows normalised over candidates.
+
+    The walk is ``C(0) = 0; C <- C + (1 + <r, C>) r`` over the newest ``steps`` rows, newest last, then ``C / |C|_1``.
+
+    Args:
+        rows: float ``[B, W, N]``, block attention of the window's queries, oldest first.
+        windows: int ``[B]``, rows there are, from 1. lengths: int ``[B]``, blocks there are. The rest is padding.
+        candidates: bool ``[B, N]``, the blocks decided about; other blocks take no part in rows and walk.
+        steps: H. walk_weight: lambda. recency_eps: eps.
+
+    Returns:
+        float64 ``[B, N]``; padding is 0.
+    """
+    out = torch.zeros((rows.shape[0], rows.shape[2]), dtype=torch.float64, device=rows.device)
+    for b, (window, n) in enumerate(zip(windows.tolist(), lengths.tolist(), strict=True)):
+        r = rows[b, :window, :n].double() * candidates[b, :n]
+        r = r / r.sum(dim=1, keepdim=True).clamp_min(_TINY)
+        state = torch.zeros_like(r[0])
+        for row in r[max(window - steps, 0) :]:
+            state = state + (1 + torch.dot(row, state)) * row
+        ramp = torch.arange(n, dtype=torch.float64, device=rows.device) / max(n - 1, 1)
+        out[b, :n] = r.mean(dim=0) + walk_weight * state / state.sum().clamp_min(_TINY) + recency_eps * ramp
+    return out
+
+
+@triton.jit
+def _load_tile(rows_ptr, candidates_ptr, b, w, n, window, length, width, blocks):
+    """float64 ``[W_P, TILE]`` of request b; 0 for padding and for blocks that are no candidates."""
+    allowed = tl.load(candidates_ptr + b * blocks + n, mask=n < length, other=0) != 0
+    there = (w < window)[:, None] & allowed[None, :]
+    return tl.load(rows_ptr + (b * width + w)[:, None] * blocks + n[None, :], mask=there, other=0.0).to(tl.float64)
+
+
+@triton.jit(do_not_specialize=["width", "blocks"])
+def _walk_kernel(
+    rows_ptr, windows_ptr, lengths_ptr, candidates_ptr, out_ptr, width, blocks, W_P: tl.constexpr, TILE: tl.constexpr,
+    STEPS: tl.constexpr, WALK_WEIGHT: tl.constexpr, EPS: tl.constexpr,
+):  # fmt: skip
+    """One program per request. C is a combination of rows, so only its coefficients are kept, never C itself."""
+    b = tl.program_id(0).to(tl.int64)
+    window, length = tl.load(windows_ptr + b).to(tl.int32), tl.load(lengths_ptr + b).to(tl.int32)
+    w, lane = tl.arange(0, W_P), tl.arange(0, TILE)
+    tiny = tl.full((), 1e-300, tl.float64)
+    sums = tl.zeros((W_P,), tl.float64)
+    for start in range(0, length, TILE):
+        tile = _load_tile(rows_ptr, candidates_ptr, b, w, start + lane, window, length, width, blocks)
+        sums += tl.sum(tile, axis=1)
+    divisor = tl.maximum(sums, tiny)
+
+    gamma = tl.zeros((W_P,), tl.float64)
+    for q in range(tl.maximum(window - STEPS, 0), window):
+        inner = tl.full((), 0.0, tl.float64)
+        for start in range(0, length, TILE):
+            tile = _load_tile(rows_ptr, candidates_ptr, b, w, start + lane, window, length, width, blocks)
+            tile = tile / divisor[:, None]
+            state = tl.sum(tile * gamma[:, None], axis=0)
+            row = tl.sum(tl.where((w == q)[:, None], tile, 0.0), axis=0)
+            inner += tl.sum(row * state, axis=0)
+        gamma = tl.where(w == q, 1.0 + inner, gamma)
+
+    scale = tl.full((), WALK_WEIGHT, tl.float64) / tl.maximum(tl.sum(gamma * (sums / divisor), axis=0), tiny)
+    share = (w < window).to(tl.float64) / window.to(tl.float64) + gamma * scale
+    ramp = tl.full((), EPS, tl.float64) / tl.maximum(length - 1, 1).to(tl.float64)
+    for start in range(0, length, TILE):
+        n = start + lane
+        tile = _load_tile(rows_ptr, candidates_ptr, b, w, n, window, length, width, blocks)
+        weights = tl.sum(tile / divisor[:, None] * share[:, None], axis=0) + ramp * n.to(tl.float64)
+        tl.store(out_ptr + b * blocks + n, weights, mask=n < length)
+
+
+def _walk_triton(rows, windows, lengths, candidates, steps, walk_weight, recency_eps):
+    batch, width, blocks = rows.shape
+    out = torch.zeros((batch, blocks), dtype=torch.float64, device=rows.device)
+    # Floats go in as constants: as arguments Triton would pass them in single precision.
+    _walk_kernel[(batch,)](
+        rows.contiguous(), windows, lengths, candidates.contiguous(), out, width, blocks,
+        W_P=triton.next_power_of_2(width), TILE=_TILE, STEPS=int(steps), WALK_WEIGHT=float(walk_weight),
+        EPS=float(recency_eps), num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+walk_weights = dispatch(_walk_torch, _walk_triton)
