@@ -14,7 +14,7 @@ from .dispatch import dispatch, interpreted
 
 REDUCTIONS = ("max", "sum")
 """How heads and layers become one row. The mean is ``sum`` divided by the number of (layer, head) pairs."""
-MAX_BLOCK_SIZE = 256
+MAX_BLOCK_SIZE = 128
 """Tokens per block the kernel takes; a block's scores are one tile."""
 _TILE, _SPLIT = 64, 512  # tokens per step, tokens per program of the log-sum-exp pass
 _ROWS = 64  # (query, head) pairs per program
@@ -103,7 +103,7 @@ def _rows_torch(
         key_positions: int ``[T]``, ascending; a query sees keys up to its own position.
         ordinal: int ``[T]``, ascending: which of the N blocks a key is in. A block holds at most ``block_size``
             keys, all of one run of positions aligned to it.
-        blocks: N. block_size: tokens, up to 256. scale: factor on the dot products.
+        blocks: N. block_size: tokens, up to 128. scale: factor on the dot products.
         out: float32 ``[W, N]``, contiguous; start it at zeros and call once per layer.
         reduction: ``max`` or ``sum``, over heads and with what ``out`` holds.
         lse: float ``[W, Hq]``, log-sum-exp of all visible scaled scores, where the attention kernel left it:

@@ -17,7 +17,7 @@ from .dispatch import dispatch
 
 LAWS = ("exponential-keys", "sequential-poisson")
 _LOW = 0xFFFFFFFF
-_TILE = 128
+_TILE, _RANK_TILE = 256, 128
 
 
 def _draw_torch(seed: int, identity: torch.Tensor, events: torch.Tensor, draws: int) -> torch.Tensor:
@@ -202,9 +202,9 @@ def _priorities_triton(weights, identity, events, lengths, seed, law, draws=1, b
 
 def _ranks_triton(values, eligible, lengths):
     out = torch.empty(values.shape, dtype=torch.int32, device=values.device)
-    grid = (len(values), triton.cdiv(values.shape[1], _TILE))
+    grid = (len(values), triton.cdiv(values.shape[1], _RANK_TILE))
     values = values.contiguous()
-    _ranks_kernel[grid](values, eligible.contiguous(), lengths.contiguous(), out, values.shape[1], TILE=_TILE)
+    _ranks_kernel[grid](values, eligible.contiguous(), lengths.contiguous(), out, values.shape[1], TILE=_RANK_TILE)
     return out
 
 

@@ -40,7 +40,8 @@ def section(result: dict[str, Any], name: str) -> list[str]:
         cells = [f"{r[str(depth)]:.2f}" if str(depth) in r else "-" for r in rates.values()]
         lines.append(f"| cached share, turn {depth + 1} | " + " | ".join(cells) + " |")
     if "ttft_ratio_nexus_to_stock" in result:
-        lines += ["", f"Median time to first token after the first turn, nexus to stock: {result['ttft_ratio_nexus_to_stock']}."]
+        ratio = result["ttft_ratio_nexus_to_stock"]
+        lines += ["", f"Median time to first token after the first turn, nexus to stock: {ratio}."]
     counters = systems["nexus"]["counters"]
     lines += [
         "",

@@ -158,7 +158,6 @@ class NexusRuntime:
         req.nexus_sequence = self.sequences[row] = RunningSequence(
             rid=req.rid,
             row=row,
-            prompt=prompt,
             final=self.final_length(req),
             budget=budget,
             token_ids=lambda req=req: req.origin_input_ids + req.output_ids,

@@ -92,14 +92,6 @@ class NexusTreeCore(UnifiedTreeCore):
         ]
         return sorted(nodes)
 
-    def resident_total(self) -> tuple[int, int]:
-        """(logical tokens, physical slots) of the whole tree."""
-        values = [n.component_data[FULL].value for n in self._node_arena.values() if n is not self.root_node]
-        if not values:
-            return 0, 0
-        ids = torch.cat(values)
-        return len(ids), self.table.resident(ids)
-
     def depth(self, node) -> int:
         """Tokens from the root to the end of this node."""
         total = 0

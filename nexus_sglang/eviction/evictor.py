@@ -73,7 +73,8 @@ class Evictor:
         """
         if seq.prefill_left == 0:
             self.enforce(seq, protected, slack=0)
-        elif seq.prefill_left > room:
+        elif seq.thinned_in_prefill or seq.prefill_left > room:
+            seq.thinned_in_prefill = True  # once begun, the budget holds after every chunk
             self.counters.chunk_evictions += self.enforce(seq, protected, slack=0)
 
     def after_decode(self, seq: RunningSequence, protected: Callable[[], int]) -> None:

@@ -32,21 +32,21 @@ class RunningSequence:
     """A request that holds a row.
 
     Attributes:
-        rid: request id. row: its request row. prompt: tokens of its prompt. final: tokens it may grow to.
+        rid: request id. row: its request row. final: tokens it may grow to.
         budget: tokens it may keep resident, after every clip.
         pinned: leading tokens that are never evicted for this request's budget.
         evictable: False when the request asked for no eviction.
         token_ids: returns the sequence's token ids known so far.
         budget_clipped, pin_clipped: more was asked for than the pool can grant.
         floor: what it may hold above its budget, because of a protected prefix (set at each event).
-        prefill_left: prompt tokens still to be prefilled. peak: most tokens it ever held resident.
+        prefill_left: prompt tokens still to be prefilled. thinned_in_prefill: evicted from between its chunks.
+        peak: most tokens it ever held resident.
         events: what was evicted, oldest first.
         report: what it held when it left its row, or None while it runs.
     """
 
     rid: str
     row: int
-    prompt: int
     final: int
     budget: int
     token_ids: Callable[[], Sequence[int]]
@@ -57,6 +57,7 @@ class RunningSequence:
     trace: bool = False
     floor: int = 0
     prefill_left: int = 0
+    thinned_in_prefill: bool = False
     peak: int = 0
     over_budget: bool = False
     events: list[EvictionEvent] = field(default_factory=list)

@@ -1,0 +1,102 @@
+"""Kernel times on a GPU against the byte floor: ``python benchmarks/gpu/run.py [--out results.json]``.
+
+The floor of a kernel is the time this GPU's own copy needs for the bytes that must be read and written once. Prints
+one JSON object; times are medians in microseconds, warm, L2 flushed between runs (``triton.testing.do_bench``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+
+import torch
+import triton
+from nexus_sglang.kernels import block_attention, compact_rows, page_table, reservoir, walk_weights
+
+GIB = 2**30
+
+
+def bandwidth() -> float:
+    """Bytes per second of a device copy of 1 GiB, read and write counted."""
+    source = torch.empty(GIB, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * GIB / (triton.testing.do_bench(lambda: target.copy_(source), return_mode="median") / 1e3)
+
+
+def attention_cases():
+    """32 query and 8 key heads of 128, bf16, window 16, blocks of 32, a fifth of the pool's slots in use."""
+    for tokens in (8192, 32_768, 131_072):
+        pool = torch.randn(tokens * 5, 8, 128, dtype=torch.bfloat16, device="cuda")
+        slots = torch.randperm(tokens * 5, device="cuda")[:tokens].int()
+        queries = torch.randn(16, 32, 128, dtype=torch.bfloat16, device="cuda")
+        positions = torch.arange(tokens, device="cuda")
+        out, lse = torch.zeros(16, tokens // 32, device="cuda"), torch.full((16, 32), 5.0, device="cuda")
+        common = (queries, pool, slots, positions[-16:], positions, positions // 32, tokens // 32, 32, 128**-0.5, out, "max")
+        moved = tokens * (8 * 128 * 2 + 4 + 8) + 2 * out.numel() * 4 + queries.numel() * 2
+        for given, passes in ((lse, 1), (None, 2)):
+            shape = {"tokens": tokens, "lse_given": given is not None}
+            yield "block_attention_rows", shape, moved * passes, block_attention.block_attention_rows, (*common, given)
+
+
+def other_cases():
+    """A batch of 64 requests at 4,096 blocks, or 64 rows of 32,768 tokens."""
+    b, n, w, tokens = 64, 4096, 16, 32_768
+    rows, candidates = torch.rand(b, w, n, device="cuda"), torch.ones(b, n, dtype=torch.bool, device="cuda")
+    windows, lengths = torch.full((b,), w, device="cuda"), torch.full((b,), n, device="cuda")
+    shape = {"requests": b, "blocks": n}
+    walked = (rows, windows, lengths, candidates, 3, 0.5, 1e-6)
+    yield "walk_weights", shape, rows.numel() * 4 + b * n * 9, walk_weights.walk_weights, walked
+    weights, identity = torch.rand(b, n, device="cuda", dtype=torch.float64), torch.arange(b * n, device="cuda").view(b, n)
+    drawn = (weights, identity, lengths, lengths, 1, "sequential-poisson", 1, 4.0)
+    yield "reservoir: priorities", shape, b * n * 24, reservoir.priorities, drawn
+    yield "reservoir: ranks", shape, b * n * 13, reservoir.ranks, (weights, candidates, lengths)
+    v2p = torch.arange(b * tokens + 1, device="cuda")
+    virtual = (torch.randperm(b * tokens, device="cuda") + 1).int().view(b, tokens)
+    full, slots = torch.full((b,), tokens, device="cuda"), torch.empty_like(virtual)
+    compacted = (virtual, full, v2p, slots, torch.empty_like(virtual))
+    # Ids are scattered, so a map entry of 8 bytes costs a sector of 32; the floor counts the 8.
+    shape = {"rows": b, "tokens": tokens}
+    yield "compact_rows", shape, virtual.numel() * (4 + 8 + 8), compact_rows.compact_rows, compacted
+    yield "page_table: translate", shape, virtual.numel() * (4 + 8 + 8), page_table.translate, (v2p, virtual)
+
+
+def measure(name: str, shape: dict, moved: int, function: Callable, arguments: tuple, rate: float) -> dict:
+    kernel = 1e3 * triton.testing.do_bench(lambda: function.kernel(*arguments), return_mode="median")
+    try:
+        reference = 1e3 * triton.testing.do_bench(lambda: function.reference(*arguments), return_mode="median")
+    except torch.cuda.OutOfMemoryError:
+        reference = None
+    floor = 1e6 * moved / rate
+    return {
+        "kernel": name, **shape, "bytes": moved, "floor_us": floor, "kernel_us": kernel, "torch_us": reference,
+        "times_floor": kernel / floor,
+    }  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", help="write the JSON here instead of to standard output")
+    out = parser.parse_args().out
+    if not torch.cuda.is_available():
+        print("benchmarks/gpu needs a CUDA GPU, and torch.cuda.is_available() is false here", file=sys.stderr)
+        return 2
+    torch.manual_seed(0)
+    rate = bandwidth()
+    results = [measure(*case, rate) for cases in (attention_cases(), other_cases()) for case in cases]
+    report = {
+        "device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
+        "copy_bytes_per_second": rate, "results": results,
+    }  # fmt: skip
+    text = json.dumps(report, indent=1)
+    if out:
+        with open(out, "w") as file:
+            file.write(text + "\n")
+    else:
+        print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

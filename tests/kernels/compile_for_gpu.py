@@ -1,0 +1,72 @@
+"""Compile every kernel to machine code for one GPU architecture; needs no GPU. Run as a script: ``... 90``.
+
+The launchers run on CPU tensors with the launch itself left out, so signatures and constants are the real ones.
+Prints one JSON object: kernel name -> bytes of shared memory, the largest over its variants.
+"""
+
+import json
+import sys
+
+import torch
+import triton
+from nexus_sglang.kernels import block_attention, compact_rows, page_table, reservoir, walk_weights
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+DTYPES = {80: torch.float32, 90: torch.bfloat16}  # a single-precision dot takes the compiler seconds: once is enough
+
+
+class NoDevice:
+    """As much of a Triton driver as compiling asks for."""
+
+    def __init__(self, capability: int):
+        self.get_current_target = lambda: GPUTarget("cuda", capability, 32)
+        self.get_current_device = lambda: 0
+        self.get_current_stream = lambda device: 0
+
+
+def record_instead_of_launching() -> dict[str, int]:
+    built, run = {}, JITFunction.run
+
+    def compile_only(self, *args, grid, warmup, **options):
+        kernel = run(self, *args, grid=grid, warmup=True, **options)
+        assert kernel.asm["cubin"], self.__name__
+        built[self.__name__] = max(built.get(self.__name__, 0), kernel.metadata.shared)
+        return kernel
+
+    JITFunction.run = compile_only
+    return built
+
+
+def launch_everything(dtype: torch.dtype) -> None:
+    ids, length = torch.arange(64), torch.tensor([64])
+    queries, pool = torch.zeros(16, 32, 128, dtype=dtype), torch.zeros(64, 8, 128, dtype=dtype)
+    for reduction in block_attention.REDUCTIONS[: 1 if dtype == torch.float32 else 2]:
+        block_attention.block_attention_rows.kernel(
+            queries, pool, ids.int(), ids[:16], ids, ids // 32, 2, 32, 0.1, torch.zeros(16, 2), reduction
+        )
+    weights, everyone = torch.zeros(1, 64), torch.ones(1, 64, dtype=torch.bool)
+    walk_weights.walk_weights.kernel(weights[None], length, length, everyone, 3, 0.5, 1e-6)
+    reservoir.draw.kernel(2**63 + 1, ids[None], length, 5)
+    for law in reservoir.LAWS:
+        reservoir.priorities.kernel(weights, ids[None], length, length, 1, law, 5, 4.0)
+    reservoir.ranks.kernel(weights.double(), everyone, length)
+    row = ids.int()[None]
+    compact_rows.compact_rows.kernel(row, length, ids, row.clone(), row.clone())
+    page_table.translate.kernel(ids, row)
+    page_table.unmap.kernel(ids.clone(), ids, ids.clone())
+
+
+def all_kernels() -> set[str]:
+    modules = (block_attention, compact_rows, page_table, reservoir, walk_weights)
+    return {name for m in modules for name, x in vars(m).items() if isinstance(x, JITFunction) and name.endswith("_kernel")}
+
+
+if __name__ == "__main__":
+    capability = int(sys.argv[1])
+    triton.runtime.driver.set_active(NoDevice(capability))
+    built = record_instead_of_launching()
+    launch_everything(DTYPES[capability])
+    missing = all_kernels() - set(built)
+    assert not missing, f"never compiled: {missing}"
+    print(json.dumps(built))

@@ -1,0 +1,71 @@
+"""Walk weights, compact rows and page-table operations equal their references."""
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from nexus_sglang.kernels import cases, page_table
+from nexus_sglang.kernels.compact_rows import compact_rows
+from nexus_sglang.kernels.walk_weights import walk_weights
+
+SEED = st.integers(0, 10_000)
+
+
+@settings(max_examples=15)
+@given(seed=SEED, batch=st.integers(1, 4), window=st.integers(1, 20), blocks=st.integers(1, 700), steps=st.integers(0, 24))
+@example(seed=1, batch=2, window=16, blocks=4096, steps=3)
+def test_walk(**shape):
+    outcome = cases.walk("cpu", **shape)
+    assert outcome.ok, outcome
+
+
+@pytest.mark.parametrize("run", [walk_weights.reference, walk_weights.kernel])
+def test_rows_without_mass_weigh_by_recency_alone(run):
+    one = torch.ones(1, dtype=torch.long)
+    weights = run(torch.zeros(1, 2, 5), 2 * one, 4 * one, torch.ones(1, 5, dtype=torch.bool), 3, 0.5, 1e-3)
+    assert torch.allclose(weights, torch.tensor([[0, 1, 2, 3, 0]]).double() * 1e-3 / 3, rtol=1e-15, atol=0)
+
+
+@settings(max_examples=30)
+@given(seed=SEED, rows=st.integers(1, 5), width=st.integers(0, 3000), hinted=st.booleans())
+@example(seed=2, rows=2, width=131_072, hinted=True)
+def test_compact(**shape):
+    outcome = cases.compact("cpu", **shape)
+    assert outcome.ok, outcome
+
+
+def test_rows_of_a_wider_table_compact_in_place():
+    v2p = torch.tensor([0, 5, 0, 7, 9])
+    virtual = torch.tensor([[1, 2, 3, 99], [4, 1, 2, 99]])[:, :3]
+    slots, positions = torch.zeros(2, 3, dtype=torch.int32), torch.zeros(2, 3, dtype=torch.int32)
+    assert compact_rows.kernel(virtual, torch.tensor([3, 3]), v2p, slots, positions).tolist() == [2, 2]
+    assert slots.tolist() == [[5, 7, 0], [9, 5, 0]] and positions.tolist() == [[0, 2, 0], [0, 1, 0]]
+
+
+def test_strided_outputs_are_refused():
+    wide = torch.zeros(2, 6, dtype=torch.int32)
+    with pytest.raises(ValueError, match="must be contiguous"):
+        compact_rows.kernel(wide, torch.tensor([1, 1]), torch.zeros(2).long(), wide[:, :3], wide[:, :3])
+
+
+@settings(max_examples=30)
+@given(seed=SEED, virtual_size=st.integers(1, 5000), ids=st.integers(0, 5000), short=st.integers(0, 20))
+@example(seed=2, virtual_size=200_000, ids=100_000, short=0)
+def test_table(**shape):
+    outcome = cases.table("cpu", **shape)
+    assert outcome.ok, outcome
+
+
+@pytest.mark.parametrize("name", ["torch", "triton"])
+def test_free_hands_back_names_and_slots(name, monkeypatch):
+    monkeypatch.setenv("NEXUS_SGLANG_KERNELS", name)
+    v2p = torch.tensor([0, 3, 0, 1, 2])
+    names, slots = torch.zeros(3, dtype=torch.long), torch.zeros(2, dtype=torch.long)
+    assert int(page_table.free(v2p, torch.tensor([4, 2, 1], dtype=torch.int32), names, slots)) == 2
+    assert (v2p.tolist(), names.tolist(), slots.tolist()) == ([0, 0, 0, 1, 0], [4, 2, 1], [2, 3])
+
+
+def test_translate_keeps_the_shape():
+    v2p = torch.arange(100) * 3
+    virtual = torch.randint(0, 100, (4, 5, 6), dtype=torch.int32)
+    assert torch.equal(page_table.translate.kernel(v2p, virtual), v2p[virtual.long()])
