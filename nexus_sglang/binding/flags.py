@@ -12,6 +12,7 @@ from typing import Any
 
 from ..config import ENV_CARRIER, ConfigError, NexusConfig
 from ..policy import make_policy
+from ..policy.probe import probe
 from . import self_check
 
 _HELP = {
@@ -49,7 +50,7 @@ def config_from(settings: dict[str, Any]) -> NexusConfig | None:
             raise ConfigError(f"{', '.join(stray)} without --kv-policy: add --kv-policy nexus")
         return None
     config = NexusConfig(debug=os.environ.get("NEXUS_SGLANG_DEBUG") == "1", **given)
-    make_policy(config.policy, config.policy_config)
+    probe(make_policy(config.policy, config.policy_config))
     return config
 
 

@@ -17,7 +17,7 @@ def wilson(right: int, n: int, z: float = 1.959964) -> tuple[float, float]:
     share, denominator = right / n, 1 + z * z / n
     middle = (share + z * z / (2 * n)) / denominator
     half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / denominator
-    return middle - half, middle + half
+    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def mean_and_error(values: Iterable[float], groups: Iterable[object]) -> tuple[float, float]:

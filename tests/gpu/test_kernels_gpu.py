@@ -2,7 +2,16 @@
 
 import pytest
 import torch
-from nexus_sglang.kernels import cases, check, dispatch, page_table, reservoir
+from nexus_sglang.kernels import (
+    block_attention,
+    cases,
+    check,
+    compact_rows,
+    dispatch,
+    page_table,
+    reservoir,
+    walk_weights,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -22,19 +31,35 @@ def test_cuda_tensors_take_triton():
     assert dispatch.uses_triton(torch.zeros(1, device="cuda")) and not dispatch.uses_triton(torch.zeros(1))
 
 
-def test_nothing_waits_for_the_device():
-    b, n = 4, 1000
+def everything_once():
+    """Call every kernel on made-up CUDA tensors; returns a function that does it again."""
+    b, n = 4, 1024
+    ids = torch.arange(n, device="cuda")
     weights, identity = torch.rand(b, n, device="cuda"), torch.arange(b * n, device="cuda").view(b, n)
     lengths, keep = torch.full((b,), n, device="cuda"), torch.full((b,), 200, device="cuda")
-    candidates = torch.ones(b, n, dtype=torch.bool, device="cuda")
-    v2p, freed = torch.arange(n, device="cuda"), torch.zeros(n, dtype=torch.int64, device="cuda")
-    arguments = (weights, identity, lengths, lengths, candidates, keep, 1, "sequential-poisson", 1, 4.0, keep // 2)
-    reservoir.reservoir(*arguments)  # compiles
-    page_table.unmap(v2p.clone(), v2p, freed)
+    candidates, freed = torch.ones(b, n, dtype=torch.bool, device="cuda"), torch.zeros(n, dtype=torch.int64, device="cuda")
+    queries, pool = torch.randn(16, 8, 64, device="cuda"), torch.randn(n, 2, 64, device="cuda")
+    rows, out, slots = torch.rand(b, 16, n, device="cuda"), torch.zeros(16, n // 32, device="cuda"), ids.int().repeat(b, 1)
+    windows, positions = torch.full((b,), 16, device="cuda"), torch.zeros_like(slots)
+
+    def again():
+        block_attention.block_attention_rows(queries, pool, ids, ids[-16:], ids, ids // 32, n // 32, 32, 0.1, out, "max")
+        walk_weights.walk_weights(rows, windows, lengths, candidates, 3, 0.5, 1e-6)
+        law = ("sequential-poisson", 1, 4.0)
+        reservoir.reservoir(weights, identity, lengths, lengths, candidates, keep, 1, *law, core=keep // 2)
+        compact_rows.compact_rows(slots, lengths, ids, slots.clone(), positions)
+        page_table.translate(ids, ids)
+        page_table.unmap(ids.clone(), ids, freed)
+
+    again()
+    return again
+
+
+def test_nothing_waits_for_the_device():
+    again = everything_once()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        reservoir.reservoir(*arguments)
-        page_table.unmap(v2p.clone(), v2p, freed)
+        again()
     finally:
         torch.cuda.set_sync_debug_mode("default")

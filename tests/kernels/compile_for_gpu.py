@@ -13,7 +13,8 @@ from nexus_sglang.kernels import block_attention, compact_rows, page_table, rese
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-DTYPES = {80: torch.float32, 90: torch.bfloat16}  # a single-precision dot takes the compiler seconds: once is enough
+# A single-precision dot takes the compiler seconds, so it is small and comes once.
+ATTENTION = {80: (torch.float32, 64, ("max",)), 90: (torch.bfloat16, 128, ("max", "sum"))}
 
 
 class NoDevice:
@@ -38,10 +39,10 @@ def record_instead_of_launching() -> dict[str, int]:
     return built
 
 
-def launch_everything(dtype: torch.dtype) -> None:
+def launch_everything(dtype: torch.dtype, dim: int, reductions: tuple[str, ...]) -> None:
     ids, length = torch.arange(64), torch.tensor([64])
-    queries, pool = torch.zeros(16, 32, 128, dtype=dtype), torch.zeros(64, 8, 128, dtype=dtype)
-    for reduction in block_attention.REDUCTIONS[: 1 if dtype == torch.float32 else 2]:
+    queries, pool = torch.zeros(16, 32, dim, dtype=dtype), torch.zeros(64, 8, dim, dtype=dtype)
+    for reduction in reductions:
         block_attention.block_attention_rows.kernel(
             queries, pool, ids.int(), ids[:16], ids, ids // 32, 2, 32, 0.1, torch.zeros(16, 2), reduction
         )
@@ -66,7 +67,7 @@ if __name__ == "__main__":
     capability = int(sys.argv[1])
     triton.runtime.driver.set_active(NoDevice(capability))
     built = record_instead_of_launching()
-    launch_everything(DTYPES[capability])
+    launch_everything(*ATTENTION[capability])
     missing = all_kernels() - set(built)
     assert not missing, f"never compiled: {missing}"
     print(json.dumps(built))
