@@ -67,9 +67,7 @@ def main() -> int:
             server.flush()
             print(f"{seed - options.first_seed + 1}/{options.samples}", flush=True)
     table = {
-        name: {
-            f"question {turn}": sum(r["right"] for r in rows if r["turn"] == turn) / options.samples for turn in (1, 2, 3)
-        }
+        name: {f"question {turn}": sum(r["right"] for r in rows if r["turn"] == turn) / options.samples for turn in (1, 2, 3)}
         for name, rows in systems.items()
     }
     command = f"python benchmarks/followups/run.py --samples {options.samples} --tokens {options.tokens}"

@@ -57,9 +57,7 @@ def run_all(
         else:
             records += fresh
         save(records, path)
-        print(
-            f"{number + 1}/{len(plan)} {task} {seed}: {len(missing)} labels, {time.time() - started:.0f} s", flush=True
-        )
+        print(f"{number + 1}/{len(plan)} {task} {seed}: {len(missing)} labels, {time.time() - started:.0f} s", flush=True)
 
 
 def _labels(record: dict) -> set[str]:

@@ -142,8 +142,7 @@ def stream(reader: Reader, ids: list[int], entries: dict[str, Contestant], neede
                 run.step(prefix, identities)
     left = {label: [set((run.resident // BLOCK).tolist()) for run in pair] for label, pair in runs.items()}
     return {
-        label: sum(want <= have for have in sets for want in needed) / (len(sets) * len(needed))
-        for label, sets in left.items()
+        label: sum(want <= have for have in sets for want in needed) / (len(sets) * len(needed)) for label, sets in left.items()
     }
 
 

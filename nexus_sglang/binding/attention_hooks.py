@@ -40,40 +40,20 @@ def read_plan(runtime, forward_batch: Any) -> ReadPlan:
     return plan
 
 
-def _store(backend, layer, forward_batch, k, v, save_kv_cache: bool) -> None:
+def torch_native_forward(original, backend, q, k, v, layer, forward_batch, save_kv_cache=True, **kwargs):
+    """AROUND ``TorchNativeAttnBackend.forward_extend`` and ``forward_decode``: store, capture, attend."""
+    runtime, pool = backend.nexus_runtime, backend.token_to_kv_pool
     if save_kv_cache and k is not None and v is not None:
         from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
         # SGLang has translated out_cache_loc to physical slots already (see hooks.translate_writes).
-        loc = KVWriteLoc(forward_batch.out_cache_loc, backend.swa_out_cache_loc)
-        backend.token_to_kv_pool.set_kv_buffer(layer, loc, k, v)
-
-
-def _runtime(backend):
-    return backend.nexus_runtime
-
-
-def torch_native_extend(original, backend, q, k, v, layer, forward_batch, save_kv_cache=True, **kwargs):
-    """AROUND ``TorchNativeAttnBackend.forward_extend``."""
-    runtime = _runtime(backend)
-    _store(backend, layer, forward_batch, k, v, save_kv_cache)
-    plan = read_plan(runtime, forward_batch)
-    queries = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
-    runtime.window.capture(layer.layer_id, queries, plan.capture)
-    pool = backend.token_to_kv_pool
-    keys, values = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
-    out = torch_native.extend(queries, keys, values, plan.slots, plan.extend_lens, layer.scaling)
-    return out.reshape(q.shape[0], layer.tp_q_head_num * layer.v_head_dim)
-
-
-def torch_native_decode(original, backend, q, k, v, layer, forward_batch, save_kv_cache=True, **kwargs):
-    """AROUND ``TorchNativeAttnBackend.forward_decode``."""
-    runtime = _runtime(backend)
-    _store(backend, layer, forward_batch, k, v, save_kv_cache)
+        pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, backend.swa_out_cache_loc), k, v)
     plan = read_plan(runtime, forward_batch)
     queries = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
     runtime.window.capture(layer.layer_id, queries, plan.capture)
-    pool = backend.token_to_kv_pool
     keys, values = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
-    out = torch_native.decode(queries, keys, values, plan.slots, layer.scaling)
+    if forward_batch.forward_mode.is_extend():
+        out = torch_native.extend(queries, keys, values, plan.slots, plan.extend_lens, layer.scaling)
+    else:
+        out = torch_native.decode(queries, keys, values, plan.slots, layer.scaling)
     return out.reshape(queries.shape[0], layer.tp_q_head_num * layer.v_head_dim)

@@ -137,9 +137,7 @@ def run_sample(
     records = []
     for question in sample.questions:
         record = {"task": sample.task, "seed": sample.seed, "tokens": len(passage.ids)}
-        record.update(
-            _ask(reader, passage, question, contestants, shares, settings, kept_hidden, sample.seed, block_size)
-        )
+        record.update(_ask(reader, passage, question, contestants, shares, settings, kept_hidden, sample.seed, block_size))
         records.append(record)
     return records
 

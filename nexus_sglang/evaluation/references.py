@@ -59,9 +59,7 @@ def _with_window(chosen: list[torch.Tensor], length: int, window: int) -> tuple[
     recent = torch.arange(length - window, length)
     width = max(len(tokens) for tokens in chosen)
     pad = [width - len(tokens) for tokens in chosen]
-    index = [
-        torch.cat((tokens.new_zeros(n), tokens.sort().values, recent)) for n, tokens in zip(pad, chosen, strict=True)
-    ]
+    index = [torch.cat((tokens.new_zeros(n), tokens.sort().values, recent)) for n, tokens in zip(pad, chosen, strict=True)]
     valid = torch.stack([torch.arange(width + window) >= n for n in pad])
     return torch.stack(index), valid
 

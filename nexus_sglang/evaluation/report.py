@@ -80,9 +80,7 @@ def _table(records: list[dict], setting: str) -> list[str]:
         logprob = sum(_average(r, setting, label, 1) for r in records) / len(records)
         kept = [sum(r[setting][share][label][2] for r in records) / len(records) for share in shares]
         shown = f"**{label}**" if label == "nexus" else label
-        lines.append(
-            f"| {shown} | {' | '.join(cells)} | {mean:.3f} {logprob:.2f} | {' / '.join(f'{k:.3f}' for k in kept)} |"
-        )
+        lines.append(f"| {shown} | {' | '.join(cells)} | {mean:.3f} {logprob:.2f} | {' / '.join(f'{k:.3f}' for k in kept)} |")
     return lines
 
 
@@ -104,8 +102,7 @@ def tables(records: list[dict]) -> str:
     right = sum(record["full"][0] for record in records)
     low, high = wilson(right, len(records))
     by_task = ", ".join(
-        f"{t} {sum(r['full'][0] for r in records if r['task'] == t) / sum(r['task'] == t for r in records):.2f}"
-        for t in tasks
+        f"{t} {sum(r['full'][0] for r in records if r['task'] == t) / sum(r['task'] == t for r in records):.2f}" for t in tasks
     )
     logprob = sum(record["full"][1] for record in records) / len(records)
     sizes = [record["tokens"] for record in records]

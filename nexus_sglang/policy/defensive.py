@@ -14,9 +14,7 @@ class Defensive(Policy):
     """Maximum over heads, layers and window, floored at the mean, times the value norm."""
 
     name = "defensive"
-    source = (
-        "Feng et al., arXiv 2510.13334; maximum over layers too, norm of v for W_o v, no head budgets or first stage"
-    )
+    source = "Feng et al., arXiv 2510.13334; maximum over layers too, norm of v for W_o v, no head budgets or first stage"
     head_reduction = "max"
     needs_values = True
 

@@ -52,8 +52,6 @@ def uniforms(seed: int, identity: torch.Tensor, event: int, draws: int) -> torch
         float64 ``[draws, N]``, identical on every platform.
     """
     number = torch.arange(draws, dtype=torch.int64, device=identity.device)[:, None]
-    counter = torch.broadcast_tensors(
-        identity & _LOW, (identity >> 32) & _LOW, torch.full_like(identity, event), number
-    )
+    counter = torch.broadcast_tensors(identity & _LOW, (identity >> 32) & _LOW, torch.full_like(identity, event), number)
     words = philox(counter, (seed, seed >> 32))
     return (words[0].double() + 0.5) * 2.0**-32

@@ -18,9 +18,7 @@ class MorphKV(Policy):
     """
 
     name = "morphkv"
-    source = (
-        "Ghadia et al., arXiv 2503.00979; whole blocks, one choice for all layers, rows renormalised after the softmax"
-    )
+    source = "Ghadia et al., arXiv 2503.00979; whole blocks, one choice for all layers, rows renormalised after the softmax"
 
     fusion: str = "max"
 

@@ -113,9 +113,7 @@ def measure(
         if policy.needs_attention:
             average = policy.head_reduction == "qk"
             attention.add(
-                block_attention(
-                    queries, keys, query_positions, positions, cells, blocks, block_size, shape.scale, average
-                )
+                block_attention(queries, keys, query_positions, positions, cells, blocks, block_size, shape.scale, average)
             )
         if policy.needs_keys:
             distinct_keys.append(per_block(distinctiveness(keys)))

@@ -88,9 +88,7 @@ def test_references_keep_the_budget(reader, name):
 
 def test_a_whole_sample_runs(reader, monkeypatch):
     monkeypatch.setattr(reader, "ids", lambda text: [ord(c) % 64 for c in text])
-    sample = Sample(
-        "needle", 1, 300, "a passage about nothing " * 14, [Question(" what is the number of a thing?", " 12")]
-    )
+    sample = Sample("needle", 1, 300, "a passage about nothing " * 14, [Question(" what is the number of a thing?", " 12")])
     entries = {name: Contestant(make_policy(name, {})) for name in POLICIES} | REFERENCES
     (record,) = run_sample(reader, sample, entries, [0.5])
     assert record["full"][2] == 1 and record["tokens"] == 336

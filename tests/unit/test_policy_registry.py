@@ -73,9 +73,7 @@ def test_a_strangers_policy_loads_by_module_and_class(tmp_path, monkeypatch, cap
     monkeypatch.syspath_prepend(tmp_path)
     policy = make_policy("my_module:EveryOther", {"keep_share": 0.25})
     assert isinstance(policy, Policy) and policy.keep_share == 0.25
-    blocks = Blocks(
-        torch.arange(4), torch.zeros(4, dtype=torch.bool), torch.arange(4), torch.full((4, 1), torch.nan), 9, 0
-    )
+    blocks = Blocks(torch.arange(4), torch.zeros(4, dtype=torch.bool), torch.arange(4), torch.full((4, 1), torch.nan), 9, 0)
     out = policy.weigh(Evidence(torch.ones(2, 4)), blocks)
     assert out.weights.tolist() == [0.5, 0.375, 0.5, 0.375] and out.memory.shape == (4, 1)
     assert main(["policies", "my_module:EveryOther"]) == 0 and "stranger" in capsys.readouterr().out
