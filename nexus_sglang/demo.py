@@ -25,7 +25,10 @@ from .models import MODELS, ensure_model
 AGENT = Path(__file__).resolve().parent.parent / "examples" / "multi_turn_agent.py"
 BLOCK = 32
 CHUNK = 4096
-SETTINGS = ("--max-total-tokens", "16384", "--chunked-prefill-size", str(CHUNK), "--max-running-requests", "4")
+SETTINGS = (
+    "--max-total-tokens", "16384", "--chunked-prefill-size", str(CHUNK), "--max-running-requests", "4",
+    "--enable-metrics",  # without it, answers do not carry their decode speed
+)  # fmt: skip
 
 
 class DemoError(RuntimeError):
