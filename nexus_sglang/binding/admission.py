@@ -52,10 +52,12 @@ class NexusPrefillBudget(PrefillBudget):
         # Thinned between chunks: what it will hold beyond its cached prefix, plus the chunks in flight.
         held = runtime.tree.resident_on_path(self.candidate.last_node)
         thinned = max(0, steady - held) + runtime.chunk_room
-        if thinned > room:
+        # With nothing else to wait for, whatever room there is must do.
+        alone = not runtime.sequences and self.physical_offset == 0 and room >= runtime.config.block_size
+        if thinned > room and not alone:
             return False, None
-        self._candidate_cost = thinned
-        return True, min(chunk_limit, runtime.chunk)
+        self._candidate_cost = min(thinned, room)
+        return True, min(chunk_limit, runtime.chunk, room)
 
     def can_allocate_prefill(self, *, paged_input, extend_input_len, max_new_tokens, chunk_limit) -> bool:
         return paged_input <= min(self.remaining_current, self.remaining_total, self.remaining_physical)
@@ -64,7 +66,9 @@ class NexusPrefillBudget(PrefillBudget):
         # The continuing request's own future growth is part of physical_offset; its next chunk may use it.
         room = min(self.runtime.reclaimable(), int(self.remaining_total))
         take = min(chunk_limit, room)
-        return take if take >= min(chunk_limit, self.runtime.config.block_size) else None
+        # Crumbs are worth waiting for others to finish, unless there are none.
+        enough = 1 if len(self.runtime.sequences) <= 1 else min(chunk_limit, self.runtime.config.block_size)
+        return take if take >= enough else None
 
     def reserve(self, extend_input_len, max_new_tokens, *, extra_tokens=0, chunk_limit=None,
                 is_chunked_continuation=False) -> None:  # fmt: skip

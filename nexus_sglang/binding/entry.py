@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from .. import SGLANG_VERSION
 from . import flags
 
@@ -39,8 +37,6 @@ def install_serving_hooks() -> None:
     from . import hooks
 
     _install(hooks.SERVE)
-    os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = "nexus"
-    os.environ["SGLANG_ENABLE_POST_CAPTURE_KV_SIZING"] = "0"
     if get_tree_core_factory("nexus") is None:
         register_tree_core_backend("nexus", _tree_core)
 

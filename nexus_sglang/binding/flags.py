@@ -15,6 +15,9 @@ from ..policy import make_policy
 from ..policy.probe import probe
 from . import self_check
 
+NO_RESIZE = "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING"
+"""SGLang would otherwise resize the pool under the page table once CUDA graphs are captured."""
+
 _HELP = {
     "policy": "KV-cache eviction policy: a name listed by `nexus-sglang policies`, module:Class, or none",
     "budget": "tokens a sequence may keep: a share of its prompt in (0, 1], or a count (default 0.2)",
@@ -57,10 +60,19 @@ def config_from(settings: dict[str, Any]) -> NexusConfig | None:
 def publish(config: NexusConfig | None) -> None:
     """Hand the config to the processes this one will start."""
     if config is None:
-        os.environ.pop(ENV_CARRIER, None)
+        if os.environ.pop(ENV_CARRIER, None) is not None:
+            os.environ.pop(NO_RESIZE, None)
         return
     self_check.check_launch()
     os.environ[ENV_CARRIER] = config.to_json()
+    os.environ[NO_RESIZE] = "0"
+
+
+def stamp(server_args: Any, config: NexusConfig | None) -> Any:
+    """Publish the config and tie it to these arguments, so that a launch with other arguments does not inherit it."""
+    publish(config)
+    server_args._nexus_config = config
+    return server_args
 
 
 def current() -> NexusConfig | None:
@@ -79,10 +91,10 @@ def add_cli_args(result: Any, parser: argparse.ArgumentParser) -> None:
 def from_cli_args(original, cls, args: argparse.Namespace):
     """AROUND ``ServerArgs.from_cli_args``."""
     try:
-        publish(config_from(vars(args)))
+        config = config_from(vars(args))
     except ConfigError as err:
         raise SystemExit(f"error: {err}") from None
-    return original(cls, args)
+    return stamp(original(cls, args), config)
 
 
 def engine_args(engine, **kwargs):
@@ -92,5 +104,5 @@ def engine_args(engine, **kwargs):
     """
     from sglang.srt.server_args import ServerArgs
 
-    publish(config_from({dest(field): kwargs.pop(dest(field)) for field in _HELP if dest(field) in kwargs}))
-    return ServerArgs(**kwargs)
+    config = config_from({dest(field): kwargs.pop(dest(field)) for field in _HELP if dest(field) in kwargs})
+    return stamp(ServerArgs(**kwargs), config)

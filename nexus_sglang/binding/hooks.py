@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -38,6 +39,8 @@ def build_allocator(original, self, **kwargs):
             f"--kv-policy needs SGLang's plain token allocator, not {type(stock).__name__}. "
             "Recipe: a plain causal MHA or GQA model with --page-size 1."
         )
+    # Read when the prefix cache is built, later in this process; children of other kinds never see it.
+    os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = "nexus"
     config, schedule = flags.current(), get_schedule()
     requests = kwargs["req_to_token_pool"]
     table = PageTable(virtual_size(stock.size, config, requests.max_context_len, requests.size), stock.size, stock.device)
@@ -91,8 +94,7 @@ def tree_took_tokens(result, tree, req, **kwargs):
         return
     runtime = tree.token_to_kv_pool_allocator.runtime
     tree.tree_core.mark_prompt(req.last_node, len(req.origin_input_ids))
-    if not req.finished():
-        runtime.row_rewritten(req)
+    runtime.row_rewritten(req)
 
 
 def name_candidate(original, adder, req, **kwargs):
@@ -135,7 +137,7 @@ def accept_request(req, scheduler, recv_req, *args, **kwargs):
         logger.warning("rid %s: input logprobs over an evicted prefix are those of the reduced cache", req.rid)
     space = None
     if not hints.evict:
-        space = "kv_evict=false"
+        space = request_params.WHOLE
     elif hints.budget is not None and TokenAmount(hints.budget) != scheduler_config(scheduler).budget:
         space = f"kv_budget={hints.budget:g}"
     if space:
@@ -154,7 +156,14 @@ def fit_request(result, scheduler, req):
             f"custom_params kv_evict False: the prompt of {prompt} tokens does not fit the KV pool, which has room for "
             f"{room}. Drop kv_evict, or shorten the prompt"
         )
-    req.sampling_params.max_new_tokens = min(req.sampling_params.max_new_tokens, max(0, room - prompt))
+    params = req.sampling_params
+    params.max_new_tokens = min(params.max_new_tokens, max(0, room - prompt))
+    params.min_new_tokens = min(params.min_new_tokens, params.max_new_tokens)
+
+
+def refuse_beams(original, coordinator, req, recv_req):
+    """AROUND ``BeamCoordinator.validate_and_init``: beams share and rewrite rows behind the page table's back."""
+    return "beam_width above 1 does not work with --kv-policy: beams rewrite shared KV rows. Use beam_width 1."
 
 
 def scheduler_config(scheduler):
@@ -223,6 +232,7 @@ SERVE = (
     Hook("managers.scheduler_components.pool_stats_observer.SchedulerPoolStatsObserver._get_token_info", "around",
          count_names),
     Hook("managers.scheduler.Scheduler._create_generation_req", "after", accept_request),
+    Hook("beam_search.coordinator.BeamCoordinator.validate_and_init", "around", refuse_beams),
     Hook("managers.scheduler.Scheduler.init_req_max_new_tokens", "after", fit_request),
     Hook("managers.scheduler.Scheduler.__init__", "after", scheduler_ready),
     Hook("managers.scheduler.Scheduler.get_output_streamer_class", "around", streamer_class),

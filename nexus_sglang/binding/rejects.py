@@ -155,7 +155,9 @@ def refuse_layer(layer: Any) -> None:
 def validate(server_args: Any, previous: Callable[[Any], None]) -> None:
     """SGLang resolution hook ``handle_other_validations``."""
     previous(server_args)
-    if flags.current() is None:
+    config = getattr(server_args, "_nexus_config", None)
+    flags.publish(config)  # arguments that were not stamped are a launch without a policy
+    if config is None:
         return
     from sglang.srt.arg_groups.model_override_base import model_config_of, resolving_view
 

@@ -6,6 +6,9 @@ from typing import Any, NamedTuple
 
 from ..config import ConfigError, TokenAmount
 
+WHOLE = "kv_evict=false"
+"""Prefix space of requests that are not to be evicted from; memory pressure drops its nodes whole."""
+
 KEYS = ("kv_budget", "kv_evict", "kv_pin_tokens", "kv_trace")
 
 

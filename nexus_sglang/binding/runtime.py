@@ -65,6 +65,7 @@ class NexusRuntime:
         self.waiting: Callable[[], Sequence] = tuple
         self.log = telemetry.RequestLog()
         self.batches = 0
+        self.healed = 0
 
     def attach_rows(self, req_to_token_pool) -> None:
         """SGLang's request pool exists: follow its rows."""
@@ -76,7 +77,8 @@ class NexusRuntime:
         rows = self.rows.slots.shape[0]
         self.window = QueryWindow(layers, rows, self.config.window, dtype, self.table.device)
         self.evictor = Evictor(
-            self.config, self.policy, self.table, self.rows, self.ledger, self.window,
+            self.config, self.policy,
+            self.largest_budget, self.table, self.rows, self.ledger, self.window,
             pool.get_key_buffer, pool.get_value_buffer,
         )  # fmt: skip
 
@@ -176,10 +178,12 @@ class NexusRuntime:
         return max(held, awaited_length(req, self.waiting()))
 
     def row_rewritten(self, req) -> None:
-        """The tree replaced the row's ids by its own copies."""
-        row = req.kv.req_pool_idx
-        if row is not None and self.rows.length[row]:
-            self.rows.rebuild(row)
+        """The tree took the row's tokens: its ids may be the tree's copies now, and holes of others may be filled."""
+        if self.healed != self.evictor.counters.holes_healed:
+            self.healed = self.evictor.counters.holes_healed
+            self.rows.rebuild_all()
+        elif self.rows.length[req.kv.req_pool_idx]:
+            self.rows.rebuild(req.kv.req_pool_idx)
 
     # -- what admission asks ---------------------------------------------------------------------------
 
@@ -208,7 +212,8 @@ class NexusRuntime:
         private floor, whichever is more."""
         budget = self.budget_of(req, prompt_tokens)
         protected = max(self.pin_of(req, budget), self.tree.shared_resident(req.last_node))
-        return max(budget, protected + self.config.private_floor(budget) if protected else 0)
+        held = max(budget, protected + self.config.private_floor(budget) if protected else 0)
+        return min(held, self.largest_budget) if self.can_thin(req) else held
 
     def can_thin(self, req) -> bool:
         """Whether this request's prompt may be evicted from between its chunks."""

@@ -11,6 +11,8 @@ import torch
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 
+from .request_params import WHOLE
+
 FULL = ComponentType.FULL
 
 
@@ -88,6 +90,7 @@ class NexusTreeCore(UnifiedTreeCore):
             for node in self._node_arena.values()
             if node is not self.root_node
             and node.component_data[FULL].lock_ref == 0
+            and not (node.key.extra_key or "").endswith(WHOLE)
             and (sum(getattr(c, "carries_prompt", False) for c in node.children.values()) > 1) == shared
         ]
         return sorted(nodes)

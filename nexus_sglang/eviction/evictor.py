@@ -34,6 +34,7 @@ class Counters:
     chunk_evictions: int = 0
     holes_healed: int = 0
     budget_held_by_shared: int = 0
+    protection_clipped: int = 0
     nodes_thinned: int = 0
     tokens_thinned: int = 0
     tokens_dropped_with_leaves: int = 0
@@ -44,6 +45,7 @@ class Evictor:
     """Applies one policy to the page table.
 
     Args:
+        ceiling: most tokens any sequence may hold once it has been evicted from (the pool's largest budget).
         keys_of, values_of: layer id -> pool buffer ``[physical slots, kv heads, head dim]``.
     """
 
@@ -51,6 +53,7 @@ class Evictor:
         self,
         config: NexusConfig,
         policy: Policy,
+        ceiling: int,
         table: PageTable,
         rows: CompactRows,
         ledger: BlockLedger,
@@ -58,7 +61,7 @@ class Evictor:
         keys_of: Callable[[int], torch.Tensor],
         values_of: Callable[[int], torch.Tensor],
     ):
-        self.config, self.policy = config, policy
+        self.config, self.policy, self.ceiling = config, policy, ceiling
         self.table, self.rows, self.ledger, self.window = table, rows, ledger, window
         self.keys_of, self.values_of = keys_of, values_of
         self.counters = Counters()
@@ -94,9 +97,10 @@ class Evictor:
         live = self.rows.live[seq.row]
         if not seq.evictable or live <= seq.budget + slack:
             return False
-        protected = max(protected, seq.pinned)
-        held = int(torch.searchsorted(self.rows.positions[seq.row, :live].contiguous(), protected)) if protected else 0
-        seq.floor = held + self.config.private_floor(seq.budget) if held else 0
+        private = self.config.private_floor(seq.budget)
+        wished = max(protected, seq.pinned)
+        protected, held = self._protect(seq.row, wished, self.ceiling - private)
+        seq.floor = held + private if held else 0
         target = max(seq.budget, seq.floor)
         if target > seq.budget:
             self.counters.budget_held_by_shared += 1
@@ -105,9 +109,26 @@ class Evictor:
         if not seq.over_budget:
             seq.over_budget = True
             self.counters.sequences_over_budget += 1
-        return self._evict(seq, live - target, protected)
+        self._evict(seq, live - target, protected)
+        # A clipped protection may have cost a token that other rows hold: none may list a slot that is gone.
+        self.rows.rebuild_all() if protected < wished else self.rows.rebuild(seq.row)
+        return True
 
-    def _evict(self, seq: RunningSequence, excess: int, protected: int) -> bool:
+    def _protect(self, row: int, protected: int, limit: int) -> tuple[int, int]:
+        """Clip a protected prefix to what the pool can hold beside the private floor.
+
+        Returns:
+            Leading tokens protected, and how many of them are resident.
+        """
+        positions = self.rows.positions[row, : self.rows.live[row]].contiguous()
+        held = int(torch.searchsorted(positions, protected)) if protected else 0
+        if held <= limit:
+            return protected, held
+        self.counters.protection_clipped += 1
+        return int(positions[limit]), limit
+
+    def _evict(self, seq: RunningSequence, excess: int, protected: int) -> None:
+        """One event: measure, choose, unmap, record. The caller rebuilds the rows."""
         size, row = self.config.block_size, seq.row
         live, length = self.rows.live[row], self.rows.length[row]
         positions = self.rows.positions[row, :live].long()
@@ -117,7 +138,7 @@ class Evictor:
         forced = self._forced(index, length, seq.budget, protected)
         candidates = int((~forced).sum())
         if candidates == 0:
-            return False
+            return
 
         evidence = measure(
             self.policy, self.window, self.keys_of, self.values_of, row, length, slots, positions, ordinal,
@@ -141,12 +162,10 @@ class Evictor:
         judged = ~forced[ordinal]
         self.ledger.write(virtual[judged], ordinal[judged], weighing.weights, weighing.memory)
         freed = self.table.evict(virtual[dropped[ordinal]])
-        self.rows.rebuild(row)
         seq.events.append(EvictionEvent(length, index[dropped].tolist(), freed))
         self.counters.eviction_events += 1
         self.counters.blocks_evicted += len(gone)
         self.counters.tokens_evicted += freed
-        return True
 
     def _forced(self, index: torch.Tensor, length: int, budget: int, protected: int) -> torch.Tensor:
         """bool ``[N]``: sinks, shared or pinned prefix, and the recent window, by position in the sequence."""

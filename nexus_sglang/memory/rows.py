@@ -64,6 +64,11 @@ class CompactRows:
         self.live[row] = n
         return n
 
+    def rebuild_all(self) -> None:
+        """Read every row anew."""
+        for row in self.active:
+            self.rebuild(row)
+
     def free(self, row: int) -> None:
         """The request is gone."""
         self.live[row] = self.length[row] = 0

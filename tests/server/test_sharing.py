@@ -129,6 +129,25 @@ def test_a_prompt_three_times_the_pool(tight, tokenizer):
     healthy(tight)
 
 
+def test_long_prompts_that_start_alike_do_not_wait_for_each_other(tight, tokenizer):
+    """What the queue awaits is protected, but never beyond what the pool can hold: nothing hangs or runs out."""
+    common = text_ids(tokenizer, 3000, seed=262)
+    long = [common + [50 + i] + text_ids(tokenizer, 2000, seed=263 + i) for i in range(2)]
+    assert all(len(output_ids(a)) == 8 for a in tight.generate(long, 8))
+    healthy(tight)
+    nearly = [common[:1500] + [60] + common[1500:1599], common[:1500] + [70] + common[1500:1999]]
+    assert all(len(output_ids(a)) == 100 for a in tight.generate(nearly, 100))
+    same = [common[:2000], common[:2000]]
+    assert all(len(output_ids(a)) == 100 for a in tight.generate(same, 100))
+    healthy(tight)
+
+
+def test_beams_are_refused(tight):
+    body = {"text": "Hello", "sampling_params": {"beam_width": 4, "max_new_tokens": 8}}
+    answer = requests.post(tight.url + "/generate", json=body, timeout=60)
+    assert answer.status_code == 400 and "beam_width 1" in answer.text
+
+
 def test_abort_in_the_middle_of_a_chunked_prefill(tight, tokenizer):
     """S11."""
     prompt = text_ids(tokenizer, 3000, seed=261)

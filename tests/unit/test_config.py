@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from nexus_sglang.binding.flags import config_from, current, publish
+from nexus_sglang.binding.flags import NO_RESIZE, config_from, current, publish
 from nexus_sglang.binding.request_params import read_hints
 from nexus_sglang.config import ConfigError, NexusConfig, TokenAmount
 from nexus_sglang.memory.capacity import largest_budget, require_pool, virtual_size
@@ -64,8 +66,9 @@ def test_off_means_off(monkeypatch):
     config = config_from({"kv_policy": "nexus", "kv_seed": "7"})
     publish(config)
     assert current() == config and current().seed == 7
+    assert os.environ[NO_RESIZE] == "0"
     publish(None)
-    assert current() is None
+    assert current() is None and NO_RESIZE not in os.environ
 
 
 def test_round_trip_through_the_environment():

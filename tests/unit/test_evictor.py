@@ -25,6 +25,7 @@ class Bench:
 
     policy: Policy
     config: NexusConfig
+    ceiling: int = 900
 
     def __post_init__(self):
         self.table = PageTable(4096, 1024)
@@ -35,7 +36,7 @@ class Bench:
         self.pool = torch.zeros(1025, 1, 8)
         noise = torch.Generator().manual_seed(5)
         self.keys, self.queries = torch.randn(600, 1, 8, generator=noise), torch.randn(600, 2, 8, generator=noise)
-        self.evictor = Evictor(self.config, self.policy, self.table, self.rows, self.ledger, self.window,
+        self.evictor = Evictor(self.config, self.policy, self.ceiling, self.table, self.rows, self.ledger, self.window,
                                lambda layer: self.pool, lambda layer: self.pool)  # fmt: skip
 
     def sequence(self, row: int, length: int, budget: int, **fields) -> RunningSequence:
@@ -129,6 +130,21 @@ def test_shared_prefix_is_left_alone():
         b.grow(2, length)
         b.evictor.after_decode(more, lambda: 200)
         assert b.rows.live[2] < 200 + 24 + BLOCK
+
+
+def test_protection_never_holds_more_than_the_pool_can_grant():
+    """Two long prompts that start alike: what the queue awaits must not stop the first from being thinned."""
+    b = bench()
+    b.evictor.ceiling = 200
+    seq, other = b.sequence(1, 400, budget=80), b.sequence(2, 300, budget=80)
+    b.req_to_token[2, :300] = b.req_to_token[1, :300]  # the other request holds the same prefix
+    b.table.free(torch.arange(401, 701))
+    b.rows.rebuild(2)
+    seq.prefill_left = 5000
+    b.evictor.after_prefill(seq, protected=400, room=100)
+    assert b.rows.live[1] <= 200 and b.evictor.counters.protection_clipped == 1
+    assert b.rows.live[2] < 300 and other.rid == "r2"
+    b.table.check_integrity(), b.rows.check_integrity()
 
 
 def test_pins_and_no_eviction():

@@ -144,6 +144,7 @@ def test_cold_nodes_are_thinned_oldest_first(forest):
         config=NexusConfig("nexus", block_size=10, sink_tokens=10),
         evictor=SimpleNamespace(counters=forest.core.counters),
     )
+    assert forest.core.cold_nodes(shared=True) == []
     assert relieve(runtime, 30) == 30
     assert forest.table.resident(old_ids) == 70 and forest.table.resident(new_ids) == 100
     assert (forest.table.v2p[old_ids[:10]] > 0).all(), "sinks stay, though lightest"
