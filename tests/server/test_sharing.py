@@ -194,7 +194,7 @@ def test_two_sessions_stay_warm(tight, tokenizer):
 def test_pressure_thins_before_it_drops(tight, tokenizer):
     """Cold sessions are thinned to fit a newcomer and still found whole by name."""
     tight.flush()
-    sessions = [text_ids(tokenizer, 700, seed=310 + i) for i in range(3)]
+    sessions = [text_ids(tokenizer, 700, seed=310 + i) for i in range(4)]
     before = tight.info()["tokens_thinned"]
     half = {"custom": {"kv_budget": 0.9}}
     for ids in sessions:
