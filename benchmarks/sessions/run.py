@@ -106,7 +106,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
 def read_workload(options: argparse.Namespace, tokenizer: Any) -> list[Session]:
     if options.kind == "generated":
-        return generated(tokenizer, options.sessions, options.turns, options.first, options.step, options.seed)
+        return generated(tokenizer, options.sessions, options.turns, options.first, options.step, options.seed, options.output)
     if options.kind == "chats":
         return from_chats(options.paths[0], tokenizer, options.limit, options.longest)
     return [
@@ -129,6 +129,7 @@ def main() -> int:
     parser.add_argument("--sessions", type=int, default=6)
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--first", type=int, default=1500, help="tokens of the first turn")
+    parser.add_argument("--output", type=int, default=8, help="tokens generated a turn (generated sessions)")
     parser.add_argument("--step", type=int, default=200, help="tokens a turn adds at most")
     parser.add_argument("--scale", type=float, default=0.05, help="trace tokens to tokens here")
     parser.add_argument("--limit", type=int, default=12, help="requests (chats: dialogues) read per file")

@@ -26,7 +26,7 @@ def text(rng: random.Random, words: int) -> str:
     return " ".join(f"{rng.choice(WORDS)}{'.' if rng.random() < 0.08 else ''}" for _ in range(words))
 
 
-def generated(tokenizer: Any, sessions: int, turns: int, first: int, step: int, seed: int) -> list[Session]:
+def generated(tokenizer: Any, sessions: int, turns: int, first: int, step: int, seed: int, output: int = 8) -> list[Session]:
     """Tool-using agents that share a system prompt: ``first`` tokens at turn one, about ``step`` more each turn."""
     system = tokenizer.encode(text(random.Random(seed), first // 3))[: first // 3]
     made = []
@@ -35,7 +35,7 @@ def generated(tokenizer: Any, sessions: int, turns: int, first: int, step: int, 
         prompt = system + tokenizer.encode(text(rng, first))[: first - len(system)]
         session = []
         for _ in range(turns):
-            session.append(Turn(list(prompt), 8))
+            session.append(Turn(list(prompt), output))
             prompt += tokenizer.encode(text(rng, step))[: rng.randint(step // 2, step)]
         made.append(session)
     return made
