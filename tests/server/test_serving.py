@@ -43,6 +43,8 @@ def test_cached_tokens_equal_stock_after_eviction(ours, stock, tokenizer):
         in_flight = min(512, len(prompt) - mine["meta_info"]["cached_tokens"])
         assert held["peak_resident"] <= held["budget"] + 32 + in_flight or turn == 0
         assert held["resident"] <= held["budget"] + 32
+        # Stock says something else: put our reply into its cache too, up to the token that is never stored.
+        stock.generate(prompt + output_ids(mine)[:-1], 1)
         prompt = prompt + output_ids(mine) + text_ids(tokenizer, 60, seed=40 + turn)
     assert held["evicted"] > 800
 

@@ -25,6 +25,7 @@ def healthy(server: Server) -> None:
 
 
 def test_eight_agents_share_a_system_prompt(ours, tokenizer):
+    ours.flush()
     system = text_ids(tokenizer, 1500, seed=200)
     agents = [system + [1000 + i] + text_ids(tokenizer, 500, seed=201 + i) for i in range(8)]
     trace = {"custom": {"kv_trace": True}}
