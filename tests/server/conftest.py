@@ -1,4 +1,5 @@
-"""Servers are expensive to start: each is started once per session, and rests while others work."""
+"""Servers are expensive to start and hold 3 to 4 GB each: one serves a whole module, `ours` the session, and at
+most three are up at a time."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def ours(model_path):
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def stock(model_path):
     """The same SGLang with only the CPU platform of this package."""
     with Server(model_path, *WIDE, env={"SGLANG_PLUGINS": "nexus-cpu"}) as server:
@@ -46,13 +47,13 @@ def _pool(model_path: str, slots: int, chunk: int):
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def small_pool(model_path):
     """bf16, 4,096 slots in chunks of 512, everything checked."""
     yield from _pool(model_path, 4096, 512)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def tight(model_path):
     """bf16, 2,048 slots in chunks of 256, everything checked."""
     yield from _pool(model_path, 2048, 256)
