@@ -118,11 +118,12 @@ def _rows_torch(
     _check_rows(queries, key_pool, blocks, block_size, out, reduction)
     scores = _scores(queries.float(), key_pool[slots].float(), query_positions, key_positions, scale)
     if lse is None:
-        total = torch.logsumexp(scores, dim=-1, keepdim=True)
+        probs = torch.softmax(scores, dim=-1)  # as block_attention, bit for bit
     else:
         total = lse.float().view(scores.shape[1], scores.shape[0], -1).permute(1, 0, 2)[..., None]
-    # Where nothing is visible both terms are -inf, and their difference NaN.
-    probs = torch.exp(scores - total).masked_fill_(scores == -torch.inf, 0)
+        probs = torch.exp(scores - total)
+    # Where nothing is visible there is 0 / 0, or -inf minus -inf.
+    probs = probs.masked_fill_(scores == -torch.inf, 0)
     cells = ordinal.long() * block_size + key_positions.long() % block_size
     per_head = _sum_blocks(probs, cells, blocks, block_size)
     if reduction == "max":

@@ -1,4 +1,12 @@
-"""When to evict, how much, and from which blocks. Joins policy, statistics and memory; knows no scheduler."""
+"""When to evict, how much, and from which blocks. Joins policy, statistics and memory; knows no scheduler.
+
+Whether a sequence loses tokens is decided from host numbers, so a pass without an event waits for nothing. An event, in
+decode once per block gained, makes the host wait for the device twice: for the positions of the row's resident tokens
+(``CompactRows.resident_positions``) and for the order of its blocks (``Evictor._order``). Some policies add a wait
+of their own: ``nexus`` with a value tilt (a boolean mask in ``policy.reductions.flatness``) and ``keyformer`` (its
+temperature). An event that clips the protection reads all rows anew, one wait more. With tensor parallelism ranks
+exchange scores once per kind of evidence, and in debug mode compare their choice over the CPU.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +16,17 @@ from dataclasses import dataclass
 
 import torch
 
+from nexus_sglang.kernels import reservoir
+
 from ..config import NexusConfig
 from ..memory.ledger import BlockLedger
 from ..memory.page_table import PageTable
 from ..memory.rows import CompactRows
 from ..policy.base import Blocks, Policy
 from ..statistics.measure import measure
+from ..statistics.parallel import ALONE, ScoreGroup
 from ..statistics.query_window import QueryWindow
+from ..transfer import download, upload
 from .sequence import EvictionEvent, RunningSequence, block_identities
 
 
@@ -46,7 +58,9 @@ class Evictor:
 
     Args:
         ceiling: most tokens any sequence may hold once it has been evicted from (the pool's largest budget).
+        table, rows, ledger, window: all on one device.
         keys_of, values_of: layer id -> pool buffer ``[physical slots, kv heads, head dim]``.
+        group: ranks that hold the other heads of the same sequences; they must call the same methods in the same order.
     """
 
     def __init__(
@@ -60,10 +74,11 @@ class Evictor:
         window: QueryWindow,
         keys_of: Callable[[int], torch.Tensor],
         values_of: Callable[[int], torch.Tensor],
+        group: ScoreGroup = ALONE,
     ):
         self.config, self.policy, self.ceiling = config, policy, ceiling
         self.table, self.rows, self.ledger, self.window = table, rows, ledger, window
-        self.keys_of, self.values_of = keys_of, values_of
+        self.keys_of, self.values_of, self.group = keys_of, values_of, group
         self.counters = Counters()
 
     def after_prefill(self, seq: RunningSequence, protected: int, room: int) -> None:
@@ -99,7 +114,8 @@ class Evictor:
             return False
         private = self.config.private_floor(seq.budget)
         wished = max(protected, seq.pinned)
-        protected, held = self._protect(seq.row, wished, self.ceiling - private)
+        positions = self.rows.resident_positions(seq.row)
+        protected, held = self._protect(positions, wished, self.ceiling - private)
         seq.floor = held + private if held else 0
         target = max(seq.budget, seq.floor)
         if target > seq.budget:
@@ -109,63 +125,98 @@ class Evictor:
         if not seq.over_budget:
             seq.over_budget = True
             self.counters.sequences_over_budget += 1
-        self._evict(seq, live - target, protected)
+        freed = self._evict(seq, positions, live - target, protected)
         # A clipped protection may have cost a token that other rows hold: none may list a slot that is gone.
-        self.rows.rebuild_all() if protected < wished else self.rows.rebuild(seq.row)
+        self.rows.rebuild_all() if protected < wished else self.rows.rebuild(seq.row, live - freed)
         return True
 
-    def _protect(self, row: int, protected: int, limit: int) -> tuple[int, int]:
-        """Clip a protected prefix to what the pool can hold beside the private floor.
+    def _protect(self, positions: torch.Tensor, protected: int, limit: int) -> tuple[int, int]:
+        """Clip a protected prefix to what the pool can hold beside the private floor; ``positions`` are on the host.
 
         Returns:
             Leading tokens protected, and how many of them are resident.
         """
-        positions = self.rows.positions[row, : self.rows.live[row]].contiguous()
         held = int(torch.searchsorted(positions, protected)) if protected else 0
         if held <= limit:
             return protected, held
         self.counters.protection_clipped += 1
         return int(positions[limit]), limit
 
-    def _evict(self, seq: RunningSequence, excess: int, protected: int) -> None:
-        """One event: measure, choose, unmap, record. The caller rebuilds the rows."""
-        size, row = self.config.block_size, seq.row
-        live, length = self.rows.live[row], self.rows.length[row]
-        positions = self.rows.positions[row, :live].long()
-        slots = self.rows.slots[row, :live].long()
-        virtual = self.rows.req_to_token[row, positions].long()
+    def _evict(self, seq: RunningSequence, positions: torch.Tensor, excess: int, protected: int) -> int:
+        """One event: measure, choose, unmap, record. The caller rebuilds the rows.
+
+        Args:
+            positions: int64 ``[T]`` on the host: the row's resident tokens.
+
+        Returns:
+            Tokens evicted.
+        """
+        size, row, device = self.config.block_size, seq.row, self.table.device
+        length, live = self.rows.length[row], len(positions)
         index, ordinal, tokens = torch.unique_consecutive(positions // size, return_inverse=True, return_counts=True)
         forced = self._forced(index, length, seq.budget, protected)
         candidates = int((~forced).sum())
         if candidates == 0:
-            return
-
+            return 0
+        where, slots = (x[row, :live].long() for x in (self.rows.positions, self.rows.slots))
+        virtual = self.rows.req_to_token[row, where].long()
         evidence = measure(
-            self.policy, self.window, self.keys_of, self.values_of, row, length, slots, positions, ordinal,
-            len(index), size,
+            self.policy, self.window, self.keys_of, self.values_of, row, length, slots, where, upload(ordinal, device),
+            len(index), size, self.group,
         )  # fmt: skip
-        first = torch.cat((torch.zeros(1, dtype=torch.long), tokens.cumsum(0)[:-1]))
+        first = upload(tokens.cumsum(0) - tokens, device)
         identity = torch.from_numpy(block_identities(seq.token_ids(), index.numpy(), size))
-        blocks = Blocks(index, forced, identity, self.ledger.read(virtual[first]), length, self.config.seed)
+        views = (upload(x, device) for x in (index, forced, identity))
+        blocks = Blocks(*views, self.ledger.read(virtual[first]), length, self.config.seed)
         weighing = self.policy.weigh(evidence, blocks)
         keep = candidates - min(candidates, math.ceil(excess / size))
         priority = self.policy.prioritise(weighing.weights, blocks, keep)
-        self._check(weighing.weights, priority, len(index))
+        order = self._order(weighing.weights, priority, blocks.candidates)[-candidates:]
 
-        # Ascending; among equals the older goes first. Partly shared blocks hold fewer tokens than a whole one.
-        order = torch.argsort(priority.double(), stable=True)
-        order = order[~forced[order]]
+        # Partly shared blocks hold fewer tokens than a whole one, so the cut counts tokens.
         gone = order[: int(torch.searchsorted(tokens[order].cumsum(0), excess)) + 1]
-        dropped = torch.zeros(len(index), dtype=torch.bool)
+        dropped = torch.zeros(len(index), dtype=torch.bool, device="cpu")
         dropped[gone] = True
+        leaves = torch.nonzero(dropped[ordinal]).squeeze(1)
         # A forced block has not been judged: its memory starts when it becomes a candidate.
-        judged = ~forced[ordinal]
-        self.ledger.write(virtual[judged], ordinal[judged], weighing.weights, weighing.memory)
-        freed = self.table.evict(virtual[dropped[ordinal]])
-        seq.events.append(EvictionEvent(length, index[dropped].tolist(), freed))
+        judged = torch.nonzero(~forced[ordinal]).squeeze(1)
+        self.ledger.write(virtual[upload(judged, device)], upload(ordinal[judged], device), *weighing)
+        freed = self.table.evict(virtual[upload(leaves, device)], mapped=len(leaves))
+        self._record(seq, EvictionEvent(length, index[dropped].tolist(), freed))
+        return freed
+
+    def _record(self, seq: RunningSequence, event: EvictionEvent) -> None:
+        seq.events.append(event)
         self.counters.eviction_events += 1
-        self.counters.blocks_evicted += len(gone)
-        self.counters.tokens_evicted += freed
+        self.counters.blocks_evicted += len(event.blocks)
+        self.counters.tokens_evicted += event.tokens
+        if self.config.debug:
+            self.group.require_same(f"what was evicted from row {seq.row} at token {event.length}", str(event))
+
+    def _order(self, weights: torch.Tensor, priority: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """int64 ``[N]`` on the host: blocks that are no candidates, then candidates, the first to go first; among equals
+        the older goes first.
+
+        Raises:
+            PolicyError: a shape or a NaN.
+        """
+        blocks = len(candidates)
+        named = {"weights": weights, "priorities": priority}
+        for what, tensor in named.items():
+            if tuple(tensor.shape) != (blocks,):
+                self._blame(what, tensor, int(download(torch.isnan(tensor).sum())), blocks)
+        places = reservoir.ranks(priority.double()[None], candidates[None], upload([blocks], candidates.device))[0].long()
+        holes = [torch.isnan(tensor).sum()[None] for tensor in named.values()]
+        *_, bad_weights, bad_priorities = seen = download(torch.cat((places, *holes)))
+        for what, tensor, bad in zip(named, named.values(), (bad_weights, bad_priorities), strict=True):
+            if bad:
+                self._blame(what, tensor, int(bad), blocks)
+        return torch.argsort(seen[:blocks], descending=True, stable=True)
+
+    def _blame(self, what: str, tensor: torch.Tensor, nan: int, blocks: int) -> None:
+        raise PolicyError(
+            f"policy {self.policy.name!r} returned {what} of shape {tuple(tensor.shape)} with {nan} NaN, for {blocks} blocks"
+        )
 
     def _forced(self, index: torch.Tensor, length: int, budget: int, protected: int) -> torch.Tensor:
         """bool ``[N]``: sinks, shared or pinned prefix, and the recent window, by position in the sequence."""
@@ -173,11 +224,3 @@ class Evictor:
         head = max(self.config.sink_length, protected)
         recent = self.config.recent_length(budget)
         return (index * size < head) | ((index + 1) * size > length - recent)
-
-    def _check(self, weights: torch.Tensor, priority: torch.Tensor, blocks: int) -> None:
-        for what, tensor in (("weights", weights), ("priorities", priority)):
-            if tuple(tensor.shape) != (blocks,) or bool(torch.isnan(tensor).any()):
-                raise PolicyError(
-                    f"policy {self.policy.name!r} returned {what} of shape {tuple(tensor.shape)} with "
-                    f"{int(torch.isnan(tensor).sum())} NaN, for {blocks} blocks"
-                )

@@ -1,4 +1,4 @@
-"""Which tokens of a cold cached node to give up when memory runs out: pure tensors, no tree."""
+"""Which tokens of a cold cached node to give up when memory runs out: pure tensors, no tree. Waits for the device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def thin(positions: torch.Tensor, weights: torch.Tensor, keep: int, block_size: 
     Returns:
         bool ``[T]``: tokens to drop; at most one block more than asked for, fewer when head and tail are all.
     """
-    drop = torch.zeros(len(positions), dtype=torch.bool)
+    drop = torch.zeros(len(positions), dtype=torch.bool, device=positions.device)
     excess = len(positions) - keep
     if excess <= 0:
         return drop
@@ -33,6 +33,6 @@ def thin(positions: torch.Tensor, weights: torch.Tensor, keep: int, block_size: 
     order = order[free[order]]
     if len(order) == 0:
         return drop
-    gone = torch.zeros(len(block), dtype=torch.bool)
+    gone = torch.zeros(len(block), dtype=torch.bool, device=positions.device)
     gone[order[: int(torch.searchsorted(tokens[order].cumsum(0), excess)) + 1]] = True
     return gone[ordinal]

@@ -17,6 +17,10 @@ from typing import NamedTuple
 
 import torch
 
+from nexus_sglang.kernels import page_table as kernels
+
+from ..transfer import download
+
 
 class IntegrityError(RuntimeError):
     """The page table does not add up. The message shows the arithmetic."""
@@ -80,17 +84,20 @@ class PageTable:
         self.free_virtual = torch.cat((self.free_virtual, virtual.to(torch.int64)))
         return freed
 
-    def evict(self, virtual: torch.Tensor) -> int:
+    def evict(self, virtual: torch.Tensor, mapped: int | None = None) -> int:
         """Unmap ids and keep them allocated. Already evicted ids are passed over.
+
+        Args:
+            virtual: int ``[n]``, distinct. mapped: how many of them are mapped; None asks the device and waits.
 
         Returns:
             Physical slots freed.
         """
-        physical = self.v2p[virtual]
-        physical = physical[physical > 0]
-        self.v2p[virtual] = 0
-        self.free_physical = torch.cat((self.free_physical, physical))
-        return len(physical)
+        mapped = self.resident(virtual) if mapped is None else mapped
+        freed = torch.empty(mapped, dtype=torch.int64, device=self.device)
+        kernels.unmap(self.v2p, virtual, freed)
+        self.free_physical = torch.cat((self.free_physical, freed))
+        return mapped
 
     def adopt(self, hole: torch.Tensor, donor: torch.Tensor) -> int:
         """Move physical slots from mapped donors to evicted ids, pairwise, where that fills a hole.
@@ -101,18 +108,19 @@ class PageTable:
         Returns:
             Holes filled.
         """
-        fills = (self.v2p[hole] == 0) & (self.v2p[donor] > 0)
-        self.v2p[hole[fills]] = self.v2p[donor[fills]]
-        self.v2p[donor[fills]] = 0
-        return int(fills.sum())
+        here, there = self.translate(hole), self.translate(donor)
+        fills = (here == 0) & (there > 0)
+        self.v2p[hole] = torch.where(fills, there, here)
+        self.v2p[donor] = torch.where(fills, 0, there)
+        return int(download(fills.sum()))
 
     def translate(self, virtual: torch.Tensor) -> torch.Tensor:
         """Physical ids (int64, 0 where evicted) for virtual ids of any shape."""
-        return self.v2p[virtual]
+        return kernels.translate(self.v2p, virtual)
 
     def resident(self, virtual: torch.Tensor) -> int:
-        """How many of these ids are mapped."""
-        return int((self.v2p[virtual] > 0).sum())
+        """How many of these ids are mapped; waits for the device."""
+        return int(download((self.translate(virtual) > 0).sum()))
 
     def check_integrity(self) -> TableCounts:
         """Verify conservation and injectivity.

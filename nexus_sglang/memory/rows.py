@@ -2,12 +2,18 @@
 
 Attention reads these instead of SGLang's logical rows. Keys are cached with their rotary position applied, so
 leaving evicted tokens out of the list is exact: positions are never renumbered.
+
+A decode step only appends, which waits for nothing. A row that is read anew from the page table costs one wait for its
+count, unless the caller knows it.
 """
 
 from __future__ import annotations
 
 import torch
 
+from nexus_sglang.kernels.compact_rows import compact_rows
+
+from ..transfer import download, upload
 from .page_table import IntegrityError, PageTable
 
 
@@ -23,7 +29,7 @@ class CompactRows:
 
     def __init__(self, req_to_token: torch.Tensor, table: PageTable):
         rows, width = req_to_token.shape
-        self.req_to_token, self.table = req_to_token, table
+        self.req_to_token, self.table, self.device = req_to_token, table, req_to_token.device
         self.slots = torch.zeros((rows, width), dtype=torch.int32, device=req_to_token.device)
         self.positions = torch.zeros_like(self.slots)
         self.clear()
@@ -42,32 +48,59 @@ class CompactRows:
         """int64 ``[length]``: the row's virtual ids."""
         return self.req_to_token[row, : self.length[row]].to(torch.int64)
 
+    def resident_positions(self, row: int) -> torch.Tensor:
+        """int64 ``[live]`` on the host: positions of the row's resident tokens; waits for the device."""
+        return download(self.positions[row, : self.live[row]]).long()
+
     def extend_to(self, row: int, length: int) -> None:
         """The row's sequence now has ``length`` tokens, all written to ``req_to_token``."""
-        grown = length - self.length[row]
-        if grown == 1:
-            end = self.live[row]
-            self.slots[row, end] = self.table.v2p[self.req_to_token[row, length - 1]]
-            self.positions[row, end] = length - 1
-            self.live[row], self.length[row] = end + 1, length
-            return
-        self.length[row] = length
-        self.rebuild(row)
+        self.extend([row], [length])
 
-    def rebuild(self, row: int) -> int:
-        """Read the row anew through the page table; returns its resident tokens."""
-        physical = self.table.v2p[self.virtual(row)]
-        positions = torch.nonzero(physical > 0).squeeze(1)
-        n = len(positions)
-        self.slots[row, :n] = physical[positions].to(torch.int32)
-        self.positions[row, :n] = positions.to(torch.int32)
-        self.live[row] = n
-        return n
+    def extend(self, rows: list[int], lengths: list[int]) -> None:
+        """:meth:`extend_to` of several rows at once. A token that came alone was decoded just now, so it is mapped."""
+        pairs = list(zip(rows, lengths, strict=True))
+        one = [(row, length - 1) for row, length in pairs if length - self.length[row] == 1]
+        more = [row for row, length in pairs if length - self.length[row] != 1]
+        if one:
+            row, position, end = upload([[r for r, _ in one], [p for _, p in one], [self.live[r] for r, _ in one]], self.device)
+            self.slots[row, end] = self.table.translate(self.req_to_token[row, position]).to(torch.int32)
+            self.positions[row, end] = position.to(torch.int32)
+        for row, length in pairs:
+            self.live[row] += length - self.length[row] == 1
+            self.length[row] = length
+        self._read(more)
+
+    def rebuild(self, row: int, live: int | None = None) -> int:
+        """Read the row anew through the page table.
+
+        Args:
+            live: how many of its tokens are resident, where the caller knows; None asks the device and waits.
+
+        Returns:
+            Its resident tokens.
+        """
+        if live is None:
+            self._read([row])
+        else:
+            self._launch(row)
+            self.live[row] = live
+        return self.live[row]
 
     def rebuild_all(self) -> None:
         """Read every row anew."""
-        for row in self.active:
-            self.rebuild(row)
+        self._read(self.active)
+
+    def _read(self, rows: list[int]) -> None:
+        """Rebuild these rows; one wait for all counts."""
+        if rows:
+            for row, count in zip(rows, download(torch.cat([self._launch(row) for row in rows])).tolist(), strict=True):
+                self.live[row] = count
+
+    def _launch(self, row: int) -> torch.Tensor:
+        """Write the row; int64 ``[1]``, its resident tokens, on the device."""
+        here, length = slice(row, row + 1), self.length[row]
+        lengths = upload([length], self.device)
+        return compact_rows(self.req_to_token[here], lengths, self.table.v2p, self.slots[here], self.positions[here], length)
 
     def free(self, row: int) -> None:
         """The request is gone."""

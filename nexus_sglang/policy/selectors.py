@@ -50,9 +50,9 @@ def core_then(priority: torch.Tensor, weights: torch.Tensor, core: int, candidat
         return priority
     ranked = torch.where(candidates, weights.double(), torch.full_like(weights.double(), -math.inf))
     order = torch.argsort(ranked.flip(0), descending=True, stable=True)
-    sure = (len(ranked) - 1 - order)[: min(core, int(candidates.sum()))]
+    sure = (len(ranked) - 1 - order)[:core]
     out = priority.clone()
-    out[sure] = math.inf
+    out[sure] = torch.where(candidates[sure], math.inf, out[sure])  # fewer candidates than core: only those
     return out
 
 

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import torch
 
-from nexus_sglang.kernels.block_attention import block_attention
+from nexus_sglang.kernels.block_attention import MAX_BLOCK_SIZE, block_attention, block_attention_rows
 
 from ..policy.base import Evidence, Policy
+from .parallel import ALONE, ScoreGroup
 from .query_window import QueryWindow
 
 TOP_HEADS = 8
@@ -17,11 +18,15 @@ NEEDS = ("needs_attention", "needs_values", "needs_keys", "needs_expected", "nee
 """What a policy may ask for."""
 
 
-class _HeadReduction:
-    """Running reduction of ``[W, H, N]`` per-head rows over heads and layers."""
+_FUSED = {"max": "max", "mean": "sum"}
+"""Head reductions of this package that ``block_attention_rows`` does while it reads the keys."""
 
-    def __init__(self, kind: str):
-        self.kind, self.total, self.heads = kind, None, 0
+
+class _HeadReduction:
+    """Running reduction of ``[W, H, N]`` per-head rows over heads and layers, and at the end over ranks."""
+
+    def __init__(self, kind: str, group: ScoreGroup):
+        self.kind, self.group, self.total, self.heads = kind, group, None, 0
 
     def add(self, per_head: torch.Tensor) -> None:
         if self.kind == "max":
@@ -36,9 +41,13 @@ class _HeadReduction:
         self.heads += per_head.shape[1]
 
     def result(self) -> torch.Tensor:
+        """``[W, N]``, the same on every rank."""
+        if self.kind == "max":
+            return self.group.largest(self.total)
         if self.kind == "top":
-            return self.total.mean(dim=1)
-        return self.total if self.kind == "max" else self.total / self.heads
+            pool = torch.cat(tuple(self.group.gather(self.total)), dim=1)
+            return pool.topk(min(TOP_HEADS, pool.shape[1]), dim=1).values.mean(dim=1)
+        return self.group.total(self.total) / (self.heads * self.group.world)
 
 
 def distinctiveness(vectors: torch.Tensor) -> torch.Tensor:
@@ -56,7 +65,7 @@ def distinctiveness(vectors: torch.Tensor) -> torch.Tensor:
 
 
 def expected_attention(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, ordinal: torch.Tensor, blocks: int, scale: float
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tokens: torch.Tensor, scale: float
 ) -> torch.Tensor:
     """Attention that queries like these are expected to pay, times the value norm (arXiv 2510.00636).
 
@@ -65,7 +74,7 @@ def expected_attention(
     the next 512 positions.
 
     Args:
-        queries: ``[W, Hq, D]``. keys, values: ``[T, Hkv, D]``. ordinal: int64 ``[T]``. scale: s.
+        queries: ``[W, Hq, D]``. keys, values: ``[T, Hkv, D]``. tokens: int64 ``[N]``, per block. scale: s.
 
     Returns:
         float32 ``[1, Hq, N]``.
@@ -76,7 +85,30 @@ def expected_attention(
     logits = torch.einsum("wgid,tgd->wgit", grouped, keys.float()) * scale
     expected = torch.softmax(logits.mean(dim=0) + logits.var(dim=0, unbiased=False) / 2, dim=-1)
     worth = (expected * values.float().norm(dim=-1).T[:, None, :]).view(heads, -1)
-    return worth.new_zeros(heads, blocks).index_add_(1, ordinal.to(worth.device), worth)[None]
+    return block_sums(worth.T.contiguous(), tokens).T[None]
+
+
+def block_sums(per_token: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """``[T, ..]`` summed over blocks to ``[N, ..]``, in order and without atomics; ``tokens``: int64 ``[N]``, per block."""
+    return torch.segment_reduce(per_token, "sum", lengths=tokens, axis=0, unsafe=True)  # unsafe: lengths go unchecked
+
+
+def _attend(reduction: _HeadReduction, queries, key_pool, slots, at, positions, ordinal, blocks, size, scale) -> None:
+    """Add one layer's attention to ``reduction``: fused where the kernel can, else head by head."""
+    if reduction.kind in _FUSED and size <= MAX_BLOCK_SIZE:
+        if reduction.total is None:
+            reduction.total = torch.zeros((len(queries), blocks), dtype=torch.float32, device=queries.device)
+        block_attention_rows(
+            queries, key_pool, slots, at, positions, ordinal, blocks, size, scale, reduction.total, _FUSED[reduction.kind]
+        )
+        reduction.heads += queries.shape[1]
+        return
+    keys = key_pool[slots]
+    if reduction.kind == "qk":
+        # Heads are averaged before the softmax, so ranks have to be as well.
+        queries, keys = (reduction.group.average(x.float().mean(dim=1, keepdim=True)) for x in (queries, keys))
+    cells = ordinal * size + positions % size
+    reduction.add(block_attention(queries, keys, at, positions, cells, blocks, size, scale))
 
 
 def measure(
@@ -91,42 +123,47 @@ def measure(
     ordinal: torch.Tensor,
     blocks: int,
     block_size: int,
+    group: ScoreGroup = ALONE,
 ) -> Evidence:
-    """Measure what ``policy`` asks for.
+    """Measure what ``policy`` asks for. Nothing here waits for the device.
 
     Args:
         keys_of, values_of: layer id -> pool buffer ``[physical slots, Hkv, D]``.
         row, length: request row and its tokens so far.
-        slots: int64 ``[T]``, physical slots of the resident tokens. positions: int64 ``[T]``.
+        slots: int64 ``[T]``, physical slots of the resident tokens. positions: int64 ``[T]``, ascending.
         ordinal: int64 ``[T]``, which of the ``blocks`` blocks each token is in.
+        group: ranks that hold the other heads; all of them must measure the same event.
+
+    Returns:
+        Evidence on the device of ``slots``, the same bits on every rank of ``group``.
     """
     if not any(getattr(policy, need) for need in NEEDS):
         return Evidence()
-    query_positions = window.positions(row, length).to(slots.device)
-    cells = ordinal * block_size + positions % block_size
-    attention, expected = _HeadReduction(policy.head_reduction), _HeadReduction(policy.head_reduction)
+    at = window.positions(row, length)
+    edges = torch.arange(blocks + 1, dtype=ordinal.dtype, device=ordinal.device)
+    tokens = torch.searchsorted(ordinal.contiguous(), edges).diff()
+    per_block = lambda x: block_sums(x.float(), tokens) / tokens.clamp_min(1)  # noqa: E731
+    attention = _HeadReduction(policy.head_reduction, group)
+    expected = _HeadReduction("mean" if policy.head_reduction == "qk" else policy.head_reduction, group)
     norms, distinct_keys, distinct_values = [], [], []
-    tokens_in = torch.bincount(ordinal, minlength=blocks).clamp_min(1)
-    per_block = lambda x: torch.zeros(blocks).index_add_(0, ordinal.cpu(), x.float().cpu()) / tokens_in.cpu()  # noqa: E731
     for layer, shape in window.layers.items():
-        keys, queries = keys_of(layer)[slots], window.queries(layer, row, query_positions)
+        queries, pool = window.queries(layer, row, at), keys_of(layer)
         if policy.needs_attention:
-            average = policy.head_reduction == "qk"
-            attention.add(
-                block_attention(queries, keys, query_positions, positions, cells, blocks, block_size, shape.scale, average)
-            )
+            _attend(attention, queries, pool, slots, at, positions, ordinal, blocks, block_size, shape.scale)
         if policy.needs_keys:
-            distinct_keys.append(per_block(distinctiveness(keys)))
+            distinct_keys.append(per_block(distinctiveness(pool[slots])))
         if not (policy.needs_values or policy.needs_expected or policy.needs_distinct_values):
             continue
         values = values_of(layer)[slots]
         if policy.needs_values:
             norms.append(per_block(values.float().norm(dim=-1).mean(dim=-1)))
         if policy.needs_expected:
-            expected.add(expected_attention(queries, keys, values, ordinal, blocks, shape.scale))
+            expected.add(expected_attention(queries, pool[slots], values, tokens, shape.scale))
         if policy.needs_distinct_values:
             distinct_values.append(per_block(distinctiveness(values)))
-    mean = lambda terms: torch.stack(terms).mean(dim=0).to(slots.device) if terms else None  # noqa: E731
+    if attention.kind == "qk":
+        attention.group = ALONE  # every rank has computed the same rows
+    mean = lambda terms: group.average(torch.stack(terms).mean(dim=0)) if terms else None  # noqa: E731
     return Evidence(
         attention.result() if policy.needs_attention else None,
         mean(norms),

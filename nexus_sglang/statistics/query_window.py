@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import torch
 
+from ..transfer import upload
+
 
 class LayerShape(NamedTuple):
     """One attention layer: query heads on this rank, head size, softmax scale."""
@@ -19,28 +21,29 @@ class CapturePlan(NamedTuple):
     """Which tokens of a forward pass enter the window; the same for every layer.
 
     Attributes:
-        tokens: int64 ``[n]``, index of the token in the batch.
+        tokens: int64 ``[n]``, index of the token in the batch; None: all of them, in order.
         rows: int64 ``[n]``, its request row. slots: int64 ``[n]``, where in the ring (position mod W).
     """
 
-    tokens: torch.Tensor
+    tokens: torch.Tensor | None
     rows: torch.Tensor
     slots: torch.Tensor
 
 
 class QueryWindow:
-    """A ring per request row; the query at position p sits in slot p mod W.
+    """A ring per request row; the query at position p sits in slot p mod W. ``layers`` in the order they run.
 
     Real memory: layers x rows x W x heads x head_dim elements, reported as :attr:`bytes`.
     """
 
     def __init__(self, layers: dict[int, LayerShape], rows: int, window: int, dtype: torch.dtype, device):
-        self.layers, self.window = layers, window
+        self.layers, self.window, self.device = layers, window, device
         self.rings = {
             layer: torch.zeros((rows, window, shape.heads, shape.head_dim), dtype=dtype, device=device)
             for layer, shape in layers.items()
         }
         self.first = [0] * rows
+        self.first_layer = next(iter(layers), None)
 
     @property
     def bytes(self) -> int:
@@ -59,21 +62,24 @@ class QueryWindow:
                 owners.append(row)
                 slots.append((before + i) % self.window)
             offset += n
-        as_ids = lambda ids: torch.tensor(ids, dtype=torch.int64, device=device)  # noqa: E731
-        return CapturePlan(as_ids(tokens), as_ids(owners), as_ids(slots))
+        return CapturePlan(*upload([tokens, owners, slots], device))
 
     def plan_decode(self, rows: torch.Tensor, positions: torch.Tensor) -> CapturePlan:
-        """Plan for a decode batch: int64 ``[batch]`` each."""
-        tokens = torch.arange(len(rows), dtype=torch.int64, device=rows.device)
-        return CapturePlan(tokens, rows.long(), positions.long() % self.window)
+        """Plan for a decode batch: int64 ``[batch]`` each. Padding lanes have row 0, which belongs to no request.
+
+        Computed from these tensors alone, so a CUDA graph that records it follows them when it is replayed.
+        """
+        return CapturePlan(None, rows.long(), positions.long() % self.window)
 
     def capture(self, layer: int, queries: torch.Tensor, plan: CapturePlan) -> None:
         """Store queries ``[tokens, heads, head_dim]`` of one layer."""
-        self.rings[layer][plan.rows, plan.slots] = queries[plan.tokens]
+        kept = queries if plan.tokens is None else queries[plan.tokens]
+        self.rings[layer][plan.rows, plan.slots] = kept
 
     def positions(self, row: int, length: int) -> torch.Tensor:
         """int64 ``[w]``, ascending: positions whose queries the ring of this row holds; ``w`` <= W."""
-        return torch.arange(max(self.first[row], length - self.window, 0), length, dtype=torch.int64)
+        first = max(self.first[row], length - self.window, 0)
+        return torch.arange(first, length, dtype=torch.int64, device=self.device)
 
     def queries(self, layer: int, row: int, positions: torch.Tensor) -> torch.Tensor:
         """``[w, heads, head_dim]`` at these positions."""

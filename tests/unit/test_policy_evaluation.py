@@ -109,7 +109,7 @@ def test_expected_attention_and_distinctiveness_against_loops():
     g = torch.Generator().manual_seed(0)
     q, k, v = torch.randn(4, 4, 8, generator=g), torch.randn(6, 2, 8, generator=g), torch.randn(6, 2, 8, generator=g)
     ordinal = torch.tensor([0, 0, 1, 1, 1, 2])
-    out = expected_attention(q, k, v, ordinal, 3, 0.3)
+    out = expected_attention(q, k, v, torch.bincount(ordinal, minlength=3), 0.3)
     assert out.shape == (1, 4, 3)
     for head in range(4):
         mu, spread = q[:, head].mean(dim=0), torch.cov(q[:, head].T, correction=0)
