@@ -7,7 +7,91 @@ from typing import Any, NamedTuple
 import torch
 
 from ..attention import torch_native
+from ..attention.shadow import RowsPool, ShadowError, shadow_batch
 from ..statistics.query_window import CapturePlan
+
+NATIVE, PAGED = "TorchNativeAttnBackend", ("TritonAttnBackend", "FlashInferAttnBackend")
+"""Classes of SGLang's attention backends with a reader for compact rows; subclasses of them have none."""
+
+
+def backends(runner: Any) -> list[Any]:
+    """The runner's attention backends; both halves where prefill and decode use different ones."""
+    found = []
+    for backend in filter(None, (runner.attn_backend, runner.decode_attn_backend, *runner.decode_attn_backend_group)):
+        halves = type(backend).__name__ == "HybridAttnBackend"
+        found += [backend.prefill_backend, backend.decode_backend] if halves else [backend]
+    return found
+
+
+def install_rows(runner: Any, runtime: Any) -> None:
+    """Point everything that reads KV by request row at the compact rows. Once, before CUDA graphs are captured.
+
+    Paged backends gather their indices from the translator's ``req_to_token``, as long as no id space reads through
+    another table (``KVIndexTranslator._passthrough_table``).
+    """
+    for backend in backends(runner):
+        backend.nexus_runtime = runtime
+        if type(backend).__name__ in PAGED:
+            runner.kv_index_translator.req_to_token = runtime.rows.slots
+            backend.req_to_token_pool = RowsPool(backend.req_to_token_pool, runtime.rows.slots)
+            if hasattr(backend, "req_to_token"):
+                backend.req_to_token = runtime.rows.slots
+
+
+def reads_compact_rows(backend: Any, runner: Any) -> bool:
+    """Whether :func:`install_rows` reached this backend and it cannot read by logical row."""
+    slots, name = runner.token_to_kv_pool_allocator.runtime.rows.slots, type(backend).__name__
+    translator = runner.kv_index_translator
+    return name == NATIVE or (
+        name in PAGED
+        and backend.kv_index_translator is translator
+        and translator.req_to_token is slots
+        and not translator.reads_are_translated
+        and backend.req_to_token_pool.req_to_token is slots
+        and getattr(backend, "req_to_token", slots) is slots
+    )
+
+
+def plan_resident(original, backend, forward_batch, *args, **kwargs):
+    """AROUND ``init_forward_metadata`` and ``init_forward_metadata_out_graph`` of the paged backends.
+
+    Both run outside CUDA graphs, before every pass, so host numbers may be used. Captures and warm-ups have no request
+    behind them: they plan with their own lengths over rows whose content does not matter.
+    """
+    runtime = backend.nexus_runtime
+    if runtime.lanes:
+        if runtime.config.debug and forward_batch.req_pool_indices[: len(runtime.lanes)].tolist() != runtime.lanes:
+            raise ShadowError(f"rows {forward_batch.req_pool_indices.tolist()} for requests in rows {runtime.lanes}")
+        padding = backend.get_cuda_graph_seq_len_fill_value()
+        forward_batch = shadow_batch(forward_batch, runtime.lanes, runtime.rows.live, padding)
+    return original(backend, forward_batch, *args, **kwargs)
+
+
+def keep_queries(original, backend, q, k, v, layer, forward_batch, *args, **kwargs):
+    """AROUND ``forward_extend`` and ``forward_decode`` of the paged backends: capture, then attend as they do.
+
+    A decode pass may be recorded into a CUDA graph. What is recorded follows ``req_pool_indices`` and ``positions``, the
+    graph's own input buffers. The plan is made anew at the first layer of every pass and never kept with the batch: a
+    recorded pass runs its Python code more than once over one batch, and only the last time is in the graph.
+    """
+    runtime = backend.nexus_runtime
+    if layer.layer_id == runtime.window.first_layer:
+        backend.nexus_capture = _capture_plan(runtime, forward_batch)
+    if backend.nexus_capture is not None:
+        queries = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
+        runtime.window.capture(layer.layer_id, queries, backend.nexus_capture)
+    return original(backend, q, k, v, layer, forward_batch, *args, **kwargs)
+
+
+def _capture_plan(runtime: Any, forward_batch: Any) -> CapturePlan | None:
+    """Queries of this pass to keep; None for a prefill without requests (a capture or a warm-up)."""
+    if not forward_batch.forward_mode.is_extend():
+        return runtime.window.plan_decode(forward_batch.req_pool_indices, forward_batch.positions)
+    if not runtime.lanes:
+        return None
+    prefix, extend = ([int(n) for n in lens] for lens in
+                      (forward_batch.extend_prefix_lens_cpu, forward_batch.extend_seq_lens_cpu))  # fmt: skip
+    return runtime.window.plan_extend(runtime.lanes, prefix, extend, runtime.table.device)
 
 
 class ReadPlan(NamedTuple):
