@@ -96,6 +96,7 @@ class NexusConfig:
         thin_to: under memory pressure, shares of its tokens a cold cached node is thinned to, step by step,
             before whole leaves are dropped; empty for SGLang's own behaviour.
         thin_shared: whether nodes that several prompts share may be thinned too, last.
+        pin_system: whether a chat request pins its leading system messages and tool definitions.
         seed: seed of every random draw (counter-based, see ``policy/draws.py``).
         policy_config: the policy's own fields.
         debug: check every invariant after each operation (slow; for tests).
@@ -110,6 +111,7 @@ class NexusConfig:
     min_tokens: int = 128
     thin_to: tuple[float, ...] = (0.5, 0.2, 0.1)
     thin_shared: bool = False
+    pin_system: bool = True
     seed: int = 0
     policy_config: dict[str, Any] = field(default_factory=dict)
     debug: bool = False
@@ -125,6 +127,7 @@ class NexusConfig:
         put("seed", _whole(self.seed, "--kv-seed", 0, 0))
         put("thin_to", self._read_thin_to(self.thin_to))
         put("thin_shared", _truth(self.thin_shared, "--kv-thin-shared"))
+        put("pin_system", _truth(self.pin_system, "--kv-pin-system"))
         if not isinstance(self.policy, str) or not self.policy:
             raise ConfigError(f"--kv-policy {self.policy!r} is not a policy name: try 'nexus'")
         put("policy_config", self._read_policy_config(self.policy_config))
@@ -158,7 +161,11 @@ class NexusConfig:
     @property
     def sink_length(self) -> int:
         """Sink tokens rounded up to whole blocks."""
-        return -(-self.sink_tokens // self.block_size) * self.block_size
+        return self.whole_blocks(self.sink_tokens)
+
+    def whole_blocks(self, tokens: int) -> int:
+        """``tokens`` rounded up to whole blocks."""
+        return -(-tokens // self.block_size) * self.block_size
 
     def budget_tokens(self, prompt_tokens: int, amount: TokenAmount | None = None) -> int:
         """Tokens a sequence with this prompt may keep resident (before any clip by the pool).

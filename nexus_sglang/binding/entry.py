@@ -41,6 +41,21 @@ def install_serving_hooks() -> None:
         register_tree_core_backend("nexus", _tree_core)
 
 
+def install_chat_hooks() -> None:
+    """Hook the chat endpoint of this process (see ``hooks.CHAT``); called once a policy is known to be on.
+
+    Raises:
+        SelfCheckError: the hook is not in place.
+    """
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    from . import hooks, self_check
+
+    _install(hooks.CHAT)
+    HookRegistry.apply_hooks()
+    self_check.check_chat()
+
+
 def _tree_core(params, components):
     from .tree import NexusTreeCore
 

@@ -29,6 +29,8 @@ _HELP = {
     "thin_to": "under memory pressure, thin cold cached nodes to these shares before dropping leaves, or none "
     "(default 0.5,0.2,0.1)",
     "thin_shared": "true to let memory pressure thin prefixes that several prompts share, last (default false)",
+    "pin_system": "false to evict from the system messages and tool definitions of chat requests like from the rest "
+    "(default true)",
     "seed": "seed of the random draws (default 0)",
     "policy_config": "JSON object with the policy's own fields",
 }
@@ -94,6 +96,10 @@ def from_cli_args(original, cls, args: argparse.Namespace):
         config = config_from(vars(args))
     except ConfigError as err:
         raise SystemExit(f"error: {err}") from None
+    if config is not None and config.pin_system:
+        from .entry import install_chat_hooks
+
+        install_chat_hooks()  # this process will serve HTTP; an Engine takes no chat messages
     return stamp(original(cls, args), config)
 
 

@@ -12,7 +12,7 @@ from ..config import ConfigError, TokenAmount
 from ..memory.capacity import virtual_size
 from ..memory.page_table import PageTable
 from ..statistics.query_window import LayerShape
-from . import attention_hooks, flags, rejects, request_params, self_check, telemetry
+from . import attention_hooks, flags, rejects, request_params, self_check, system_pin, telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -246,3 +246,7 @@ LAUNCH = (
     Hook("server_args.ServerArgs.add_cli_args", "after", flags.add_cli_args),
     Hook("server_args.ServerArgs.from_cli_args", "around", flags.from_cli_args),
 )
+
+CHAT = (
+    Hook("entrypoints.openai.serving_chat.OpenAIServingChat._convert_to_internal_request", "after", system_pin.pin_chat),
+)  # fmt: skip

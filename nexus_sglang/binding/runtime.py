@@ -173,9 +173,10 @@ class NexusRuntime:
         self.evictor.counters.sequences += 1
 
     def shared_length(self, req) -> int:
-        """Leading tokens of this request that other readers use too, or are waiting to."""
+        """Leading tokens of this request that other readers use too, or are waiting to, in whole blocks: the block
+        in which readers part is kept whole anyway, and where exactly they part must not matter."""
         held = self.tree.shared_length(req.last_node) if self.tree is not None else 0
-        return max(held, awaited_length(req, self.waiting()))
+        return self.config.whole_blocks(max(held, awaited_length(req, self.waiting())))
 
     def row_rewritten(self, req) -> None:
         """The tree took the row's tokens: its ids may be the tree's copies now, and holes of others may be filled."""
@@ -199,8 +200,10 @@ class NexusRuntime:
         return self.config.budget_tokens(prompt_tokens, amount)
 
     def pin_of(self, req, budget: int) -> int:
-        """Leading tokens pinned, after the pool's clip: what is pinned must fit beside the private floor."""
-        return min(request_params.hints_of(req).pin, self.largest_budget - self.config.private_floor(budget))
+        """Leading tokens pinned, in whole blocks, after the pool's clip: what is pinned must fit beside the private
+        floor."""
+        pin = self.config.whole_blocks(request_params.hints_of(req).pin)
+        return min(pin, self.largest_budget - self.config.private_floor(budget))
 
     @staticmethod
     def final_length(req) -> int:
@@ -211,7 +214,8 @@ class NexusRuntime:
         """Tokens this request holds at most once it is evicted from: its budget, or a protected prefix plus the
         private floor, whichever is more."""
         budget = self.budget_of(req, prompt_tokens)
-        protected = max(self.pin_of(req, budget), self.tree.shared_resident(req.last_node))
+        shared = self.config.whole_blocks(self.tree.shared_resident(req.last_node))
+        protected = max(self.pin_of(req, budget), shared)
         held = max(budget, protected + self.config.private_floor(budget) if protected else 0)
         return min(held, self.largest_budget) if self.can_thin(req) else held
 

@@ -42,7 +42,7 @@ def record() -> str:
     """JSON of every hooked function as it is now; ``make patches`` writes it after hooks were added or moved."""
     from . import hooks
 
-    seen = {hook.target: fingerprint(hook.target) for hook in (*hooks.SERVE, *hooks.LAUNCH)}
+    seen = {hook.target: fingerprint(hook.target) for hook in (*hooks.SERVE, *hooks.LAUNCH, *hooks.CHAT)}
     return json.dumps(dict(sorted(seen.items())), indent=1) + "\n"
 
 
@@ -89,6 +89,17 @@ def check_launch() -> None:
     from . import hooks
 
     _raise(check_hooks(hooks.LAUNCH))
+
+
+def check_chat() -> None:
+    """In the process that serves chat requests, with ``--kv-pin-system`` on.
+
+    Raises:
+        SelfCheckError: the chat hook is missing.
+    """
+    from . import hooks
+
+    _raise(check_hooks(hooks.CHAT))
 
 
 def check_runner(runner) -> None:

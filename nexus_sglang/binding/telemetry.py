@@ -73,6 +73,7 @@ def request_report(seq, live: int, length: int) -> dict[str, Any]:
         "evicted": length - live,
         "peak_resident": seq.peak,
         "budget": seq.budget,
+        "pinned": min(seq.pinned, length),
         "events": len(seq.events),
         "tokens_evicted": seq.tokens_evicted,
     }

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
-from nexus_sglang.binding.flags import NO_RESIZE, config_from, current, publish
+from nexus_sglang.binding.flags import NO_RESIZE, config_from, current, from_cli_args, publish
 from nexus_sglang.binding.request_params import read_hints
 from nexus_sglang.config import ConfigError, NexusConfig, TokenAmount
 from nexus_sglang.memory.capacity import largest_budget, require_pool, virtual_size
@@ -32,6 +33,7 @@ def test_budget_as_share_and_as_tokens():
     ("window", 2.5, ["--kv-window 2.5", "16"]),
     ("sink_tokens", -1, ["--kv-sink-tokens -1", "4"]),
     ("recent_tokens", -1, ["--kv-recent-tokens -1"]),
+    ("pin_system", "maybe", ["--kv-pin-system 'maybe'", "true or false"]),
     ("min_tokens", True, ["--kv-min-tokens True", "128"]),
     ("seed", -1, ["--kv-seed -1"]),
     ("policy_config", "{", ["--kv-policy-config '{'", "walk_weight"]),
@@ -108,3 +110,18 @@ def test_request_hints():
     assert read_hints(None).evict and read_hints({"other": 3}).budget is None
     hints = read_hints({"kv_budget": 0.5, "kv_evict": False, "kv_pin_tokens": 64, "kv_trace": True})
     assert hints == (0.5, False, 64, True)
+
+
+@pytest.mark.parametrize("flags, hooked", [
+    ({}, False),
+    ({"kv_policy": "none"}, False),
+    ({"kv_policy": "nexus"}, True),
+    ({"kv_policy": "nexus", "kv_pin_system": "false"}, False),
+])  # fmt: skip
+def test_chat_is_hooked_only_where_it_pins(monkeypatch, flags, hooked):
+    calls = []
+    monkeypatch.setattr("nexus_sglang.binding.entry.install_chat_hooks", lambda: calls.append(1))
+    monkeypatch.setattr("nexus_sglang.binding.self_check.check_launch", lambda: None)
+    from_cli_args(lambda cls, args: SimpleNamespace(), object, SimpleNamespace(**flags))
+    publish(None)
+    assert bool(calls) is hooked

@@ -1,0 +1,127 @@
+"""Pin the system prompt and the tool definitions of a chat request: what an agent shares with its siblings, whether
+or not one of them is here.
+
+Runs in the HTTP process, where SGLang turns messages into token ids. No template is known here: the leading messages
+are rendered once more with another user message behind them, and what both prompts begin with is pinned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from . import flags
+
+logger = logging.getLogger(__name__)
+
+LEADING_ROLES = ("system", "developer", "root")
+SHAPES_THE_PREFIX = {"messages", "tools", "tool_choice", "chat_template_kwargs", "reasoning_effort", "response_format"}
+"""Fields of a chat request that templates read. One that is missing here makes a pin too short, never wrong."""
+
+REMEMBERED = 256
+"""Rendered prefixes kept; one costs four bytes a token."""
+
+
+def leading(messages: Sequence[Any]) -> list[Any]:
+    """The system and developer messages before the first of another role."""
+    for i, message in enumerate(messages):
+        if message.role not in LEADING_ROLES:
+            return list(messages[:i])
+    return list(messages)
+
+
+def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many leading ids two prompts have in common."""
+    n = min(len(one), len(other))
+    differs = np.flatnonzero(np.asarray(one[:n]) != np.asarray(other[:n]))
+    return int(differs[0]) if len(differs) else n
+
+
+def stand_in(message: Any) -> str:
+    """A user message that starts with another character than ``message`` does."""
+    content = getattr(message, "content", None)
+    if isinstance(content, list):
+        content = next((part.text for part in content if getattr(part, "text", None)), "")
+    return "#" if not (content or "").lstrip().startswith("#") else "x"
+
+
+class Prefixes:
+    """The last rendered prefixes, by what they were rendered from. Safe to use from several threads."""
+
+    def __init__(self, size: int = REMEMBERED):
+        self.size = size
+        self._known: OrderedDict[bytes, np.ndarray] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def ids(self, serving: Any, probe: Any) -> np.ndarray:
+        """Token ids, int32 ``[n]``, of a chat request as SGLang's ``OpenAIServingChat`` renders it."""
+        # Templates may print the date.
+        text = time.strftime("%Y-%m-%d") + probe.model_dump_json(include=SHAPES_THE_PREFIX)
+        key = hashlib.sha256(text.encode()).digest()
+        with self._lock:
+            if key in self._known:
+                self._known.move_to_end(key)
+                return self._known[key]
+        ids = np.asarray(serving._process_messages(probe, False).prompt_ids, dtype=np.int32)
+        with self._lock:
+            self._known[key] = ids
+            while len(self._known) > self.size:
+                self._known.popitem(last=False)
+        return ids
+
+
+_prefixes = Prefixes()
+_warned = False
+
+
+def pin_length(serving: Any, request: Any, prompt_ids: Sequence[int], prefixes: Prefixes | None = None) -> int:
+    """Leading tokens of ``prompt_ids`` that hold the system messages and tools of a chat request.
+
+    Args:
+        serving: SGLang's ``OpenAIServingChat``. request: its ``ChatCompletionRequest``, after conversion.
+
+    Returns:
+        0 for a request without system messages and tools.
+    """
+    head = leading(request.messages)
+    if not head and not request.tools:
+        return 0
+    from sglang.srt.entrypoints.openai.protocol import ChatCompletionMessageUserParam
+
+    after = request.messages[len(head)] if len(head) < len(request.messages) else None
+    asked = ChatCompletionMessageUserParam(role="user", content=stand_in(after))
+    probe = request.model_copy(update={"messages": [*head, asked], "input_ids": None, "continue_final_message": False})
+    ids = (prefixes or _prefixes).ids(serving, probe)
+    return common_prefix(ids, prompt_ids[: len(ids)])
+
+
+def pin_chat(result: tuple[Any, Any], serving: Any, request: Any, *args: Any, **kwargs: Any) -> None:
+    """AFTER ``OpenAIServingChat._convert_to_internal_request``: the length becomes the request's ``kv_pin_tokens``.
+
+    A client's own ``kv_pin_tokens`` stands. Whatever goes wrong here costs the pin, never the request.
+    """
+    global _warned
+    config = flags.current()
+    if config is None or not config.pin_system:
+        return
+    generate = result[0]
+    custom = generate.sampling_params.get("custom_params") or {}
+    if "kv_pin_tokens" in custom or custom.get("kv_evict") is False or not generate.input_ids:
+        return
+    try:
+        pin = pin_length(serving, request, generate.input_ids)
+    except Exception as err:
+        if not _warned:
+            logger.warning("--kv-pin-system: this chat template does not render a system prompt alone, nothing is "
+                           "pinned (%s: %s)", type(err).__name__, err)  # fmt: skip
+        _warned = True
+        return
+    if pin:
+        generate.sampling_params["custom_params"] = {**custom, "kv_pin_tokens": pin}
