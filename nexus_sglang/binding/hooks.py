@@ -12,7 +12,7 @@ from ..config import ConfigError, TokenAmount
 from ..memory.capacity import virtual_size
 from ..memory.page_table import PageTable
 from ..statistics.query_window import LayerShape
-from . import attention_hooks, flags, rejects, request_params, self_check, system_pin, telemetry
+from . import attention_hooks, flags, parallel, rejects, request_params, self_check, system_pin, telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def translate_writes(result, runner):
 
 
 def adopt_layers(result, runner):
-    """AFTER ``ModelRunner.init_attention_backends``: look at the built layers, set up rings and evictor."""
+    """AFTER ``ModelRunner.init_attention_backends``: look at the built layers, set up rings and evictor, compare ranks."""
     from sglang.srt.layers.radix_attention import RadixAttention
 
     layers = {}
@@ -73,10 +73,11 @@ def adopt_layers(result, runner):
             rejects.refuse_layer(module)
             layers[module.layer_id] = LayerShape(module.tp_q_head_num, module.qk_head_dim, module.scaling)
     runtime = runner.token_to_kv_pool_allocator.runtime
-    runtime.attach_layers(dict(sorted(layers.items())), runner.dtype, runner.token_to_kv_pool)
+    runtime.attach_layers(dict(sorted(layers.items())), runner.dtype, runner.token_to_kv_pool, parallel.score_group())
     for backend in filter(None, (runner.attn_backend, runner.decode_attn_backend)):
         backend.nexus_runtime = runtime
     self_check.check_runner(runner)
+    parallel.check_ranks(runtime)
 
 
 def run_forward(original, worker, batch, *args, **kwargs):

@@ -17,6 +17,7 @@ from ..memory.ledger import BlockLedger
 from ..memory.page_table import PageTable
 from ..memory.rows import CompactRows
 from ..policy import make_policy
+from ..statistics.parallel import ALONE, ScoreGroup
 from ..statistics.query_window import LayerShape, QueryWindow
 from . import request_params, telemetry
 
@@ -72,14 +73,14 @@ class NexusRuntime:
         self.rows = CompactRows(req_to_token_pool.req_to_token, self.table)
         req_to_token_pool.attach_aux_cache(self)
 
-    def attach_layers(self, layers: dict[int, LayerShape], dtype: torch.dtype, pool) -> None:
-        """Model and KV pool exist: set up query rings and the evictor."""
+    def attach_layers(self, layers: dict[int, LayerShape], dtype: torch.dtype, pool, group: ScoreGroup = ALONE) -> None:
+        """Model and KV pool exist: set up query rings and the evictor. ``group``: ranks that hold the other heads."""
         rows = self.rows.slots.shape[0]
         self.window = QueryWindow(layers, rows, self.config.window, dtype, self.table.device)
         self.evictor = Evictor(
             self.config, self.policy,
             self.largest_budget, self.table, self.rows, self.ledger, self.window,
-            pool.get_key_buffer, pool.get_value_buffer,
+            pool.get_key_buffer, pool.get_value_buffer, group,
         )  # fmt: skip
 
     def attach_tree(self, tree_core) -> None:

@@ -11,7 +11,7 @@ from nexus_sglang.config import ConfigError
 
 BAD = {
     "--disaggregation-mode": "prefill", "--kv-canary": "log", "--kv-cache-dtype": "fp8_e4m3", "--page-size": 16,
-    "--pp-size": 2, "--tp-size": 2, "--dcp-size": 2, "--attn-cp-size": 2, "--tokenizer-worker-num": 2,
+    "--pp-size": 2, "--dcp-size": 2, "--attn-cp-size": 2, "--tokenizer-worker-num": 2,
 }  # fmt: skip
 
 
@@ -27,6 +27,7 @@ def arguments(**changes):
 
 def test_the_plain_setup_is_accepted():
     refuse(arguments())
+    refuse(arguments(tp_size=4))
 
 
 @pytest.mark.parametrize("rule", REFUSALS, ids=lambda rule: rule.flag)
