@@ -36,7 +36,7 @@ def _compact_torch(
         slots[row, : len(mapped)] = physical[mapped].to(slots.dtype)
         positions[row, : len(mapped)] = mapped.to(positions.dtype)
         counts.append(len(mapped))
-    return torch.tensor(counts, dtype=torch.int64, device=v2p.device)
+    return torch.tensor(counts, dtype=torch.int64, device="cpu").to(v2p.device)
 
 
 @triton.jit(do_not_specialize=["width", "tiles"])

@@ -40,7 +40,7 @@ def _unmap_torch(v2p: torch.Tensor, virtual: torch.Tensor, freed: torch.Tensor) 
     v2p[virtual.long()] = 0
     n = min(len(physical), len(freed))
     freed[:n] = physical[:n]
-    return torch.tensor(len(physical), device=v2p.device)
+    return torch.full((), len(physical), dtype=torch.int64, device=v2p.device)
 
 
 @triton.jit(do_not_specialize=["count"])

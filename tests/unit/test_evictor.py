@@ -26,16 +26,19 @@ class Bench:
     policy: Policy
     config: NexusConfig
     ceiling: int = 900
+    device: str | torch.device = "cpu"
 
     def __post_init__(self):
-        self.table = PageTable(4096, 1024)
-        self.req_to_token = torch.zeros((6, 600), dtype=torch.int32)
+        device = self.device
+        self.table = PageTable(4096, 1024, device)
+        self.req_to_token = torch.zeros((6, 600), dtype=torch.int32, device=device)
         self.rows = CompactRows(self.req_to_token, self.table)
-        self.ledger = BlockLedger(4096, self.policy.memory_width)
-        self.window = QueryWindow({0: LayerShape(2, 8, 0.35)}, 6, self.config.window, torch.float32, "cpu")
-        self.pool = torch.zeros(1025, 1, 8)
+        self.ledger = BlockLedger(4096, self.policy.memory_width, device)
+        self.window = QueryWindow({0: LayerShape(2, 8, 0.35)}, 6, self.config.window, torch.float32, device)
+        self.pool = torch.zeros(1025, 1, 8, device=device)
         noise = torch.Generator().manual_seed(5)
-        self.keys, self.queries = torch.randn(600, 1, 8, generator=noise), torch.randn(600, 2, 8, generator=noise)
+        keys, queries = torch.randn(600, 1, 8, generator=noise), torch.randn(600, 2, 8, generator=noise)
+        self.keys, self.queries = keys.to(device), queries.to(device)
         self.evictor = Evictor(self.config, self.policy, self.ceiling, self.table, self.rows, self.ledger, self.window,
                                lambda layer: self.pool, lambda layer: self.pool)  # fmt: skip
 
@@ -53,17 +56,17 @@ class Bench:
         live = self.rows.live[row]
         slots, positions = self.rows.slots[row, :live].long(), self.rows.positions[row, :live].long()
         self.pool[slots] = self.keys[positions]
-        plan = self.window.plan_extend([row], [before], [length - before], "cpu")
+        plan = self.window.plan_extend([row], [before], [length - before], self.device)
         self.window.capture(0, self.queries[before:length], plan)
 
     def blocks(self, row: int) -> list[int]:
-        positions = self.rows.positions[row, : self.rows.live[row]]
+        positions = self.rows.positions[row, : self.rows.live[row]].cpu()
         return torch.unique(positions // BLOCK).tolist()
 
 
-def bench(policy="nexus", **fields) -> Bench:
+def bench(policy="nexus", device="cpu", **fields) -> Bench:
     settings = {"block_size": BLOCK, "window": 4, "sink_tokens": SINK, "recent_tokens": 16, "min_tokens": 32}
-    return Bench(make_policy(policy, fields), NexusConfig(policy, **settings))
+    return Bench(make_policy(policy, fields), NexusConfig(policy, **settings), device=device)
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))

@@ -1,0 +1,80 @@
+"""Every tensor of an eviction is on the table's device, and the host waits only where the evictor's docstring says so."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pretend_device import DEVICE, PretendDevice
+from test_evictor import bench
+
+from nexus_sglang.policy import POLICIES
+
+OWN_WAITS = {"nexus": ["reductions.flatness"], "keyformer": ["keyformer.weigh"]}
+"""Policies that wait themselves."""
+EVENT = ["transfer.download", "transfer.download"]
+
+
+def history(b, steps: int = 40) -> list[tuple]:
+    """A prompt, then decode; every event."""
+    seq = b.sequence(1, 400, budget=80)
+    b.evictor.after_prefill(seq, protected=30, room=0)
+    for length in range(401, 401 + steps):
+        b.grow(1, length)
+        b.evictor.after_decode(seq, lambda: 30)
+    return seq.events
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_no_tensor_without_a_device(policy):
+    """Inside the context a tensor made without a device has no data, and the next operation on it fails."""
+    wanted, b = history(bench(policy)), bench(policy)
+    seq = b.sequence(1, 400, budget=80)
+    with torch.device("meta"):
+        b.evictor.after_prefill(seq, protected=30, room=0)
+        for length in range(401, 441):
+            b.grow(1, length)
+            b.evictor.after_decode(seq, lambda: 30)
+    assert seq.events == wanted
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_one_device_and_two_waits_per_event(policy, monkeypatch):
+    monkeypatch.setenv("NEXUS_SGLANG_KERNELS", "torch")
+    wanted = history(bench(policy))
+    with PretendDevice() as device:
+        b = bench(policy, device=DEVICE)
+        seq = b.sequence(1, 400, budget=80)
+        for length in range(400, 441):
+            b.grow(1, length) if length > 400 else None
+            device.waits.clear()
+            events = len(seq.events)
+            b.evictor.after_decode(seq, lambda: 30) if length > 400 else b.evictor.after_prefill(seq, 30, 0)
+            happened = len(seq.events) > events
+            assert sorted(device.waits) == (sorted(EVENT + OWN_WAITS.get(policy, [])) if happened else [])
+    assert seq.events == wanted and len(wanted) > 4
+
+
+def test_rows_grow_in_decode_without_a_wait():
+    with PretendDevice() as device:
+        b = bench(device=DEVICE)
+        for row, length in ((1, 40), (2, 77), (3, 5)):
+            b.sequence(row, length, budget=80)
+        for row, length in ((1, 40), (3, 5)):
+            b.req_to_token[row, length : length + 1] = b.table.allocate(1).int()
+        device.waits.clear()
+        b.rows.extend([1, 3], [41, 6])
+        assert device.waits == []
+        b.rows.check_integrity(), b.table.check_integrity()
+
+
+def test_the_pretended_device_finds_faults():
+    with PretendDevice() as device:
+        here = torch.arange(6, device=DEVICE)
+        with pytest.raises(AssertionError, match="two devices"):
+            here + torch.ones(6)
+        assert device.waits == []
+        here[here > 3], int(here.sum()), here.cpu(), torch.nonzero(here)
+        torch.ones(6).to(DEVICE)
+        assert device.waits == ["test"] * 5
+        torch.ones(6).to(DEVICE, non_blocking=True), here[torch.ones(2, dtype=torch.long, device=DEVICE)]
+        assert len(device.waits) == 5
