@@ -17,6 +17,10 @@ from . import attention_hooks, flags, parallel, rejects, request_params, self_ch
 logger = logging.getLogger(__name__)
 
 
+WHOLE_BARRIER = "SGLANG_FORCE_COARSE_WAR_BARRIER"
+"""By default SGLang's scheduler goes on once a pass has read its inputs; the eviction comes later (:func:`run_forward`)."""
+
+
 class Hook(NamedTuple):
     """One hooked function: dotted target below ``sglang.srt``, how (``after``, ``around``), what runs."""
 
@@ -39,8 +43,9 @@ def build_allocator(original, self, **kwargs):
             f"--kv-policy needs SGLang's plain token allocator, not {type(stock).__name__}. "
             "Recipe: a plain causal MHA or GQA model with --page-size 1."
         )
-    # Read when the prefix cache is built, later in this process; children of other kinds never see it.
+    # Read later in this process, when the prefix cache is built and in the event loop; other processes never see them.
     os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = "nexus"
+    os.environ[WHOLE_BARRIER] = "1"
     config, schedule = flags.current(), get_schedule()
     requests = kwargs["req_to_token_pool"]
     table = PageTable(virtual_size(stock.size, config, requests.max_context_len, requests.size), stock.size, stock.device)
@@ -74,14 +79,27 @@ def adopt_layers(result, runner):
             layers[module.layer_id] = LayerShape(module.tp_q_head_num, module.qk_head_dim, module.scaling)
     runtime = runner.token_to_kv_pool_allocator.runtime
     runtime.attach_layers(dict(sorted(layers.items())), runner.dtype, runner.token_to_kv_pool, parallel.score_group())
-    for backend in filter(None, (runner.attn_backend, runner.decode_attn_backend)):
-        backend.nexus_runtime = runtime
+    attention_hooks.install_rows(runner, runtime)
     self_check.check_runner(runner)
     parallel.check_ranks(runtime)
 
 
 def run_forward(original, worker, batch, *args, **kwargs):
-    """AROUND ``TpModelWorker.forward_batch_generation``."""
+    """AROUND ``TpModelWorker.forward_batch_generation``, on the stream of the forward pass.
+
+    With overlap scheduling there are two streams, and page table and rows are written on both: ids are given out, rows
+    grow and requests are freed on the scheduler's, evictions happen here. What the host does is one sequence, and the
+    device has to follow it:
+
+    1. step n+1 is allocated after step n was launched, so after eviction n was queued and rows.live says its outcome
+    2. the new token's slot is written to its compact row there, and the forward stream waits for the scheduler's
+       stream (``Scheduler.run_batch``) before it plans step n+1 from rows and rows.live, then runs and evicts
+    3. after each launch the scheduler's stream waits for the whole forward stream (``Scheduler._apply_war_barrier``,
+       made coarse by ``WHOLE_BARRIER``), so nothing it does next overtakes eviction n+1
+
+    The waits of 2 and 3 are between streams; the host goes on, unless something it then does on the scheduler's stream
+    waits for the device. Without overlap there is one stream.
+    """
     runtime = worker.model_runner.token_to_kv_pool_allocator.runtime
     runtime.before_forward(batch)
     result = original(worker, batch, *args, **kwargs)
@@ -226,6 +244,12 @@ SERVE = (
          attention_hooks.torch_native_forward),
     Hook("layers.attention.torch_native_backend.TorchNativeAttnBackend.forward_decode", "around",
          attention_hooks.torch_native_forward),
+    *(Hook(f"layers.attention.{module}.{cls}.{name}", "around", function)
+      for module, cls in (("triton_backend", "TritonAttnBackend"), ("flashinfer_backend", "FlashInferAttnBackend"))
+      for name, function in (("init_forward_metadata", attention_hooks.plan_resident),
+                             ("init_forward_metadata_out_graph", attention_hooks.plan_resident),
+                             ("forward_extend", attention_hooks.keep_queries),
+                             ("forward_decode", attention_hooks.keep_queries))),
     Hook("managers.tp_worker.TpModelWorker.forward_batch_generation", "around", run_forward),
     Hook("mem_cache.unified_radix_cache.UnifiedRadixCache.checkpoint_into_tree", "after", tree_took_tokens),
     Hook("managers.schedule_policy.PrefillAdder._check_prefill_budget", "around", name_candidate),

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..config import ConfigError
 from . import flags
 
-ATTENTION_BACKENDS = ("torch_native",)
+logger = logging.getLogger(__name__)
+
+ATTENTION_BACKENDS = ("torch_native", "triton", "flashinfer")
+"""Those with a reader for evicted sequences (``attention_hooks``)."""
+FROZEN_PLANS = "SGLANG_ENABLE_METADATA_GLUE_GRAPH"
 KV_DTYPES = ("auto", "bf16", "bfloat16")
 
 
@@ -31,6 +37,11 @@ def _on(name: str) -> Callable[[Any], bool]:
 
 def _above_one(name: str) -> Callable[[Any], bool]:
     return lambda args: (getattr(args, name, 1) or 1) > 1
+
+
+def _whole_prefill_graphs(args: Any) -> bool:
+    resolved = getattr(getattr(args, "cuda_graph_config", None), "prefill", None)
+    return "full" in (args.cuda_graph_backend_prefill, getattr(resolved, "backend", None))
 
 
 _HOST_COPIES = "it copies KV by slot to another tier and would bring evicted tokens back"
@@ -59,6 +70,11 @@ REFUSALS = (
     Refusal("--prefill-only-disable-kv-cache", _on("prefill_only_disable_kv_cache"),
             "there is no KV cache to evict from", "drop the flag, or use --kv-policy none"),
     Refusal("--page-size", _above_one("page_size"), "eviction frees single slots", "use --page-size 1"),
+    Refusal("--enable-torch-compile", _on("enable_torch_compile"),
+            "a compiled model would freeze which queries are kept", "drop the flag"),
+    Refusal("--cuda-graph-backend-prefill", _whole_prefill_graphs,
+            "a graph of a whole prefill would freeze which queries are kept",
+            "use --cuda-graph-backend-prefill breakable, or disabled"),
     Refusal("--enable-mixed-chunk", _on("enable_mixed_chunk"),
             "a batch is prefill or decode here", "drop the flag"),
     Refusal("--enable-two-batch-overlap", _on("enable_two_batch_overlap"), "it splits a batch under way", "drop the flag"),
@@ -97,17 +113,32 @@ def refuse(args: Any, model: Any = None) -> None:
     for rule in REFUSALS:
         if rule.applies(args):
             value = getattr(args, rule.flag[2:].replace("-", "_"), True)
-            shown = "" if value is True else f" {value}"
+            shown = "" if value in (True, None) else f" {value}"
             raise ConfigError(f"--kv-policy does not work with {rule.flag}{shown}: {rule.why}. Recipe: {rule.recipe}.")
-    backends = {args.attention_backend, args.prefill_attention_backend, args.decode_attention_backend} - {None}
-    for backend in sorted(backends):
-        if backend not in ATTENTION_BACKENDS:
-            raise ConfigError(
-                f"--kv-policy does not work with --attention-backend {backend}: it has no reader for evicted "
-                f"sequences yet. Recipe: --attention-backend {ATTENTION_BACKENDS[0]}."
-            )
+    for backend in sorted({args.attention_backend, args.prefill_attention_backend, args.decode_attention_backend} - {None}):
+        refuse_backend(backend, args)
+    if os.environ.get(FROZEN_PLANS, "").lower() in ("1", "true", "yes", "y"):
+        raise ConfigError(
+            f"--kv-policy does not work with {FROZEN_PLANS}=1: a recorded plan would freeze how many tokens are resident. "
+            "Recipe: unset it."
+        )
     if model is not None:
         refuse_model(model)
+
+
+def refuse_backend(backend: str, args: Any) -> None:
+    """Check one attention backend.
+
+    Raises:
+        ConfigError: it does not read compact rows, or cannot run on this device.
+    """
+    if backend not in ATTENTION_BACKENDS:
+        why, recipe = "it has no reader for evicted sequences", "--attention-backend flashinfer, or triton"
+    elif backend != "torch_native" and args.device == "cpu":
+        why, recipe = "it needs a GPU", "--attention-backend torch_native"
+    else:
+        return
+    raise ConfigError(f"--kv-policy does not work with --attention-backend {backend}: {why}. Recipe: {recipe}.")
 
 
 def refuse_model(model: Any) -> None:
@@ -150,6 +181,28 @@ def refuse_layer(layer: Any) -> None:
             f"--kv-policy does not work with this model: layer {layer.layer_id} has {found}. "
             "Recipe: a plain causal MHA or GQA model, or --kv-policy none."
         )
+
+
+def choose_backend(server_args: Any, previous: Callable[[Any], None]) -> None:
+    """SGLang resolution hook ``handle_attention_backend_compatibility``: where nobody chose a backend and SGLang's default
+    for the GPU has no reader for evicted sequences (fa3 on Hopper, trtllm_mha on Blackwell), take one that has."""
+    if getattr(server_args, "_nexus_config", None) is not None:
+        from sglang.srt.arg_groups import model_override_base as resolution
+        from sglang.srt.arg_groups.overrides import declare_resolution
+        from sglang.srt.runtime_context import get_platform
+
+        if resolution.is_attention_backend_not_set(resolution.resolving_view(server_args)):
+            model, mla = resolution.model_config_of(server_args), resolution.use_mla_backend(server_args)
+            default = resolution.get_default_attn_backend(server_args, mla, model)
+            if default not in ATTENTION_BACKENDS:
+                chosen = "flashinfer" if get_platform().has_flashinfer else "triton"
+                # Before SGLang's own step: that would also fit the page size to its default.
+                declare_resolution(server_args, "nexus", attention_backend=chosen)
+                logger.warning(
+                    "--kv-policy: --attention-backend %s in place of %s, which has no reader for evicted sequences",
+                    chosen, default,
+                )  # fmt: skip
+    previous(server_args)
 
 
 def validate(server_args: Any, previous: Callable[[Any], None]) -> None:

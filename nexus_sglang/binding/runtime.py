@@ -59,6 +59,7 @@ class NexusRuntime:
         self.largest_budget = largest_budget(table.physical_size, config, chunk, overlap)
         require_pool(table.physical_size, config, chunk, overlap)
         self.sequences: dict[int, RunningSequence] = {}
+        self.lanes: list[int] = []
         self.rows: CompactRows | None = None
         self.window: QueryWindow | None = None
         self.evictor: Evictor | None = None
@@ -97,8 +98,7 @@ class NexusRuntime:
 
     def alloc_to_lengths(self, *, req_pool_indices_cpu: torch.Tensor, target_seq_lens_cpu: torch.Tensor) -> None:
         """Rows grew; their virtual ids are written already."""
-        for row, length in zip(req_pool_indices_cpu.tolist(), target_seq_lens_cpu.tolist(), strict=True):
-            self.rows.extend_to(row, length)
+        self.rows.extend(req_pool_indices_cpu.tolist(), target_seq_lens_cpu.tolist())
 
     def free(self, row: int) -> None:
         seq = self.sequences.pop(row, None)
@@ -123,9 +123,13 @@ class NexusRuntime:
     # -- around a forward pass -------------------------------------------------------------------------
 
     def before_forward(self, batch) -> None:
-        """Bind requests to rows; called on the stream of the forward pass, before it."""
+        """Bind requests to rows; called on the stream of the forward pass, before it.
+
+        ``lanes`` names the rows of the pass, in the order of its batch, until :meth:`after_forward`.
+        """
         if batch is None or batch.forward_mode.is_idle():
             return
+        self.lanes = [req.kv.req_pool_idx for req in batch.reqs]
         extend = batch.forward_mode.is_extend()
         for req in batch.reqs:
             row = req.kv.req_pool_idx
@@ -136,6 +140,7 @@ class NexusRuntime:
 
     def after_forward(self, batch) -> None:
         """Evict what the pass left over budget."""
+        self.lanes = []
         if batch is None or batch.forward_mode.is_idle():
             return
         extend = batch.forward_mode.is_extend()

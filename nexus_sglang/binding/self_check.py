@@ -110,7 +110,7 @@ def check_runner(runner) -> None:
     """
     from sglang.srt.mem_cache.kv_loc_plan import IdSpaceKind
 
-    from . import hooks
+    from . import attention_hooks, hooks
     from .allocator import NexusAllocator
 
     problems = check_hooks(hooks.SERVE)
@@ -121,8 +121,8 @@ def check_runner(runner) -> None:
         problems.append("KV writes are not translated to physical slots")
     if runner.req_to_token_pool._aux_cache is not getattr(allocator, "runtime", None):
         problems.append("the request pool does not report to the nexus runtime")
-    for backend in filter(None, (runner.attn_backend, runner.decode_attn_backend)):
-        if type(backend).__name__ != "TorchNativeAttnBackend":
+    for backend in attention_hooks.backends(runner):
+        if not attention_hooks.reads_compact_rows(backend, runner):
             problems.append(f"attention backend {type(backend).__name__} does not read compact rows")
     _raise(problems)
 

@@ -6,11 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from nexus_sglang.binding.rejects import REFUSALS, refuse, refuse_layer, refuse_model
+from nexus_sglang.binding.rejects import REFUSALS, choose_backend, refuse, refuse_layer, refuse_model
 from nexus_sglang.config import ConfigError
 
 BAD = {
     "--disaggregation-mode": "prefill", "--kv-canary": "log", "--kv-cache-dtype": "fp8_e4m3", "--page-size": 16,
+    "--cuda-graph-backend-prefill": "full",
     "--pp-size": 2, "--dcp-size": 2, "--attn-cp-size": 2, "--tokenizer-worker-num": 2,
 }  # fmt: skip
 
@@ -20,7 +21,7 @@ def arguments(**changes):
     fields.update(
         disaggregation_mode="null", kv_canary="none", kv_cache_dtype="auto", page_size=1, pp_size=1, tp_size=1,
         dcp_size=1, attn_cp_size=1, tokenizer_worker_num=1, attention_backend="torch_native",
-        prefill_attention_backend=None, decode_attention_backend=None,
+        prefill_attention_backend=None, decode_attention_backend=None, device="cuda",
     )  # fmt: skip
     return SimpleNamespace(**{**fields, **changes})
 
@@ -39,10 +40,51 @@ def test_each_flag_is_named_with_a_recipe(rule):
 
 
 def test_attention_backends():
-    with pytest.raises(ConfigError, match="--attention-backend fa3.*Recipe: --attention-backend torch_native"):
+    for backend in ("torch_native", "triton", "flashinfer"):
+        refuse(arguments(attention_backend=backend))
+    refuse(arguments(attention_backend="flashinfer", prefill_attention_backend="triton"))
+    with pytest.raises(ConfigError, match="--attention-backend fa3.*Recipe: --attention-backend flashinfer, or triton"):
         refuse(arguments(attention_backend="fa3"))
-    with pytest.raises(ConfigError, match="--attention-backend triton"):
-        refuse(arguments(decode_attention_backend="triton"))
+    with pytest.raises(ConfigError, match="--attention-backend trtllm_mha"):
+        refuse(arguments(attention_backend="triton", decode_attention_backend="trtllm_mha"))
+    with pytest.raises(ConfigError, match="triton: it needs a GPU. Recipe: --attention-backend torch_native"):
+        refuse(arguments(attention_backend="triton", device="cpu"))
+
+
+def test_a_prefill_graph_the_model_asked_for_is_refused_too():
+    with pytest.raises(ConfigError, match="--cuda-graph-backend-prefill.*breakable"):
+        refuse(arguments(cuda_graph_config=SimpleNamespace(prefill=SimpleNamespace(backend="full"))))
+
+
+def test_recorded_plans_are_refused(monkeypatch):
+    monkeypatch.setenv("SGLANG_ENABLE_METADATA_GLUE_GRAPH", "0")
+    refuse(arguments())
+    monkeypatch.setenv("SGLANG_ENABLE_METADATA_GLUE_GRAPH", "1")
+    with pytest.raises(ConfigError, match="SGLANG_ENABLE_METADATA_GLUE_GRAPH=1.*Recipe: unset it"):
+        refuse(arguments())
+
+
+@pytest.mark.parametrize("default, flashinfer, chosen", [
+    ("fa3", True, "flashinfer"), ("trtllm_mha", False, "triton"), ("flashinfer", True, None), ("torch_native", False, None),
+])  # fmt: skip
+def test_a_default_without_a_reader_is_replaced(default, flashinfer, chosen, monkeypatch, caplog):
+    from sglang.srt import runtime_context
+    from sglang.srt.arg_groups import model_override_base as resolution
+
+    monkeypatch.setattr(resolution, "get_default_attn_backend", lambda *args: default)
+    monkeypatch.setattr(resolution, "model_config_of", lambda args: None)
+    monkeypatch.setattr(resolution, "use_mla_backend", lambda args: False)
+    monkeypatch.setattr(runtime_context, "get_platform", lambda: SimpleNamespace(has_flashinfer=flashinfer))
+    seen = []
+    look = lambda args: seen.append(resolution.resolving_view(args).attention_backend)  # noqa: E731
+    for config, given, expected in ((object(), None, chosen), (object(), "torch_native", "torch_native"), (None, None, None)):
+        args = SimpleNamespace(_nexus_config=config, attention_backend=given, prefill_attention_backend=None,
+                               decode_attention_backend=None)  # fmt: skip
+        caplog.clear()
+        choose_backend(args, look)
+        assert seen.pop() == expected
+        replaced = f"--attention-backend {chosen} in place of {default}" in caplog.text
+        assert replaced == (expected == chosen and chosen is not None)
 
 
 @pytest.mark.parametrize("changes, word", [
