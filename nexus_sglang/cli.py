@@ -9,6 +9,7 @@ import sys
 
 from . import __version__, demo
 from .config import ConfigError
+from .evaluation.suite import command as suite
 from .models import MODELS, ModelError, ensure_model
 
 
@@ -22,7 +23,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="nexus-sglang", description="KV-cache eviction inside SGLang's radix cache.")
     parser.add_argument("--version", action="version", version=f"nexus-sglang {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (_add_model, _add_policies, demo.add_commands):  # each sets run=function(args) -> exit status
+    for add in (_add_model, _add_policies, demo.add_commands, suite.add_command):  # each sets run=function(args) -> exit status
         add(commands)
     args = parser.parse_args(argv)
     try:

@@ -15,6 +15,8 @@ from typing import Any
 
 import requests
 
+from .client import post_generate
+
 START_SECONDS = 600
 """How long a server may take to start: a minute on an idle CPU machine, several on a busy one."""
 
@@ -120,15 +122,8 @@ class Server:
         self.stop()
 
     def generate(self, ids: list[int] | list[list[int]], tokens: int = 16, **options: Any) -> Any:
-        """POST /generate with token ids, greedy. ``custom`` goes to custom_params, the rest to the request."""
-        custom = options.pop("custom", None)
-        sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": options.pop("ignore_eos", True)}
-        if custom:
-            sampling["custom_params"] = custom
-        body = {"input_ids": ids, "sampling_params": sampling, **options}
-        answer = requests.post(self.url + "/generate", json=body, timeout=600)
-        answer.raise_for_status()
-        return answer.json()
+        """See :func:`client.post_generate`."""
+        return post_generate(self.url, ids, tokens, **options)
 
     def info(self) -> dict[str, Any]:
         """The nexus part of /server_info."""

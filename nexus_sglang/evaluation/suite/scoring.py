@@ -1,0 +1,17 @@
+"""String match as RULER defines it (Hsieh et al., arXiv 2404.06654, ``string_match_all`` and ``string_match_part``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def match_all(output: str, answers: Sequence[str]) -> float:
+    """Share of the answers that occur in the output, without regard to case."""
+    text = output.lower()
+    return sum(answer.lower() in text for answer in answers) / len(answers)
+
+
+def match_part(output: str, answers: Sequence[str]) -> float:
+    """1.0 if any of the answers occurs in the output, without regard to case, else 0.0."""
+    text = output.lower()
+    return float(any(answer.lower() in text for answer in answers))
