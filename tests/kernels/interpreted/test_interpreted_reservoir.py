@@ -27,12 +27,13 @@ def test_draws_of_extreme_keys(seed):
 
 @settings(max_examples=10)
 @given(seed=SEED, batch=BATCH, blocks=BLOCKS, law=LAW, count=st.integers(1, 5), beta=st.sampled_from((0.0, 1.0, 4.0)))
+@example(seed=4, batch=1, blocks=4096, law="exponential-keys", count=5, beta=1.0)
 def test_priorities(**shape):
     outcome = cases.priorities("cpu", **shape)
     assert outcome.ok, outcome
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(seed=SEED, batch=BATCH, blocks=BLOCKS, levels=st.integers(1, 50))
 @example(seed=5, batch=1, blocks=4096, levels=100)
 def test_ranks(**shape):
@@ -40,11 +41,26 @@ def test_ranks(**shape):
     assert outcome.ok, outcome
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(seed=SEED, batch=BATCH, blocks=BLOCKS, law=LAW, count=st.integers(1, 3), with_core=st.booleans())
+@example(seed=6, batch=1, blocks=4096, law="exponential-keys", count=1, with_core=False)
 def test_selection(**shape):
     outcome = cases.selection("cpu", **shape)
     assert outcome.ok, outcome
+
+
+@pytest.mark.parametrize("law", reservoir.LAWS)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_same_seed_selects_the_same_blocks(law, seed, monkeypatch):
+    """Bit for bit, no exception for close priorities: on random weights none is that close."""
+    g = torch.Generator().manual_seed(seed)
+    weights, identity, events, lengths, candidates = cases._blocks(g, 3, 500)
+    arguments = (weights, identity, events, lengths, candidates, torch.tensor([80, 5, 1]), 2**40 + seed, law, 5, 2.0)
+    kept = {}
+    for name in ("torch", "triton"):
+        monkeypatch.setenv("NEXUS_SGLANG_KERNELS", name)
+        kept[name] = reservoir.reservoir(*arguments, core=torch.tensor([30, 0, 1]))[1]
+    assert torch.equal(kept["torch"], kept["triton"])
 
 
 def test_a_request_draws_and_ranks_alike_alone_and_in_a_batch():
