@@ -45,6 +45,8 @@ def section(result: dict[str, Any], name: str) -> list[str]:
     counters = systems["nexus"]["counters"]
     lines += [
         "",
+        checks(systems),
+        "",
         f"Nexus evicted {counters['tokens_evicted']:,} tokens in {counters['eviction_events']:,} events, thinned "
         f"{counters['tokens_thinned']:,} under pressure, dropped {counters['tokens_dropped_with_leaves']:,} with leaves.",
         "",
@@ -52,6 +54,55 @@ def section(result: dict[str, Any], name: str) -> list[str]:
         "",
     ]
     return lines
+
+
+def checks(systems: dict[str, Any]) -> str:
+    """What SGLang's own memory accounting said."""
+    seen = {name: s["memory_check"] for name, s in systems.items()}
+    said = "; ".join(f"{name}: {check['checks']:,} checks, {check['violations']} violations" for name, check in seen.items())
+    (setting,) = {f"{k}={v}" for check in seen.values() for k, v in check["environment"].items()}
+    return f"SGLang's accounting, checked after each pass (`{setting}`): {said}."
+
+
+def pressure(result: dict[str, Any]) -> list[str]:
+    """Answers that outgrow the pool: what was taken back, and the speed before, during and after."""
+    systems = result["systems"]
+    during = {name: s["phases"]["during"] for name, s in systems.items()}
+    one = next(iter(during.values()))
+    calm = next(iter(systems.values()))["phases"]["before"]
+    lines = [
+        "## pressure",
+        "",
+        f"{one['requests']} prompts of {result['first']} tokens at once, answers of {result['output']} tokens each, pool "
+        f"{result['pool']:,} tokens, policy `{result['policy']}` at budget {result['budget']}; before and after, "
+        f"{calm['requests']} such prompts with answers of {calm['output_tokens'] // calm['requests']} tokens. Command:",
+        "",
+        f"    {result['command']}",
+        "",
+        "SGLang admits a request by an estimate of how long its answer becomes. Where answers are longer, it takes requests",
+        "back (retracts them) and computes prompt and answer again. Nexus prices a request by what it can hold.",
+        "",
+        "| under pressure | " + " | ".join(systems) + " |",
+        "| --- | " + " | ".join("---:" for _ in systems) + " |",
+    ]
+    labels = {
+        "retractions_logged": "retractions",
+        "requests_retracted": "requests retracted at least once",
+        "prompt_tokens": "prompt tokens",
+        "prefilled_tokens": "tokens prefilled",
+        "recomputed_tokens": "of them computed before",
+        "most_running": "most requests running at once (log samples)",
+    }
+    for key, label in labels.items():
+        lines.append(f"| {label} | " + " | ".join(f"{p[key]:,}" for p in during.values()) + " |")
+    labels = {
+        "tokens_per_s_during_to_before": "tokens per second, during to before",
+        "tokens_per_s_after_to_before": "tokens per second, after to before",
+        "cpu_per_token_after_to_before": "CPU time per token, after to before",
+    }
+    for key, label in labels.items():
+        lines.append(f"| {label} | " + " | ".join(f"{s['ratios'][key]:.2f}" for s in systems.values()) + " |")
+    return [*lines, "", checks(systems), ""]
 
 
 def table_of_turns(result: dict[str, Any]) -> list[str]:
@@ -87,6 +138,9 @@ def render() -> str:
     ]
     for path in sorted(RESULTS.glob("*.json")):
         result = json.loads(path.read_text())
+        if result["workload"] == "pressure":
+            lines += pressure(result)
+            continue
         lines += section(result, path.stem)
         if path.stem == "two-sessions":
             lines += table_of_turns(result)

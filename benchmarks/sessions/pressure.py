@@ -1,0 +1,144 @@
+"""Long answers that together outgrow the pool, stock SGLang beside nexus: retractions, prefill done again, decode speed.
+
+    python benchmarks/sessions/pressure.py --out benchmarks/sessions/results/pressure.json
+
+Three phases on one server: a few answers that fit (before), many long ones at once (during), the first phase again with
+other prompts (after). SGLang admits a request by an estimate of its answer, so it has to take requests back once answers
+are as long as they may be. Lengths are fixed with ``min_new_tokens``: with ``ignore_eos`` SGLang would not estimate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import random
+import re
+import shlex
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import requests
+from run import STRICT, memory_check
+from workloads import text
+
+from nexus_sglang.evaluation.server import Server
+from nexus_sglang.models import ensure_model
+
+
+def cpu_seconds(server: Server) -> float:
+    """CPU time the server's processes have used so far: unlike the clock, it does not count what others do."""
+    root = psutil.Process(server.process.pid)
+    times = [p.cpu_times() for p in (root, *root.children(recursive=True))]
+    return sum(t.user + t.system for t in times)
+
+
+def answer(server: Server, prompt: list[int], tokens: int) -> dict[str, Any]:
+    """One streamed request of exactly ``tokens`` tokens: times of its first and last token, retractions."""
+    sampling = {"temperature": 0, "max_new_tokens": tokens, "min_new_tokens": tokens}
+    body = {"input_ids": prompt, "stream": True, "sampling_params": sampling}
+    first, last = None, {}
+    with requests.post(server.url + "/generate", json=body, stream=True, timeout=1800) as stream:
+        stream.raise_for_status()
+        for line in stream.iter_lines():
+            if line.startswith(b"data: {"):
+                first, last = first or time.monotonic(), json.loads(line[6:])
+    meta = last["meta_info"]
+    return {"first": first, "last": time.monotonic(), "tokens": meta["completion_tokens"],
+            "retractions": meta.get("num_retractions", 0)}  # fmt: skip
+
+
+def phase(server: Server, prompts: list[list[int]], tokens: int) -> dict[str, Any]:
+    """All prompts at once.
+
+    Returns:
+        Counts from answers and log; ``tokens_per_s`` from the first token of any to the last of all, and
+        ``cpu_s_per_token`` over the whole phase, its prefill included.
+    """
+    seen, cpu = len(server.text()), cpu_seconds(server)
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        answers = list(threads.map(lambda ids: answer(server, ids, tokens), prompts))
+    cpu = cpu_seconds(server) - cpu
+    log = server.text()[seen:]
+    prefilled = sum(map(int, re.findall(r"Prefill batch.*?#new-token: (\d+)", log)))
+    made = sum(a["tokens"] for a in answers)
+    return {
+        "requests": len(prompts), "prompt_tokens": sum(map(len, prompts)), "output_tokens": made,
+        "prefilled_tokens": prefilled, "recomputed_tokens": prefilled - sum(map(len, prompts)),
+        "retractions": sum(a["retractions"] for a in answers), "requests_retracted": sum(a["retractions"] > 0 for a in answers),
+        "retractions_logged": sum(map(int, re.findall(r"#retracted_reqs: (\d+)", log))),
+        "most_running": max(map(int, re.findall(r"Decode batch.*?#running-req: (\d+)", log)), default=0),
+        "tokens_per_s": (made - len(answers)) / (max(a["last"] for a in answers) - min(a["first"] for a in answers)),
+        "cpu_s_per_token": cpu / made,
+    }  # fmt: skip
+
+
+def distinct(tokenizer: Any, count: int, length: int, seed: int) -> list[list[int]]:
+    """Prompts that share nothing, so that whatever is prefilled beyond their length was computed before."""
+    rngs = [random.Random(f"{seed}-{i}") for i in range(count)]
+    return [[1000 + 100 * seed + i, *tokenizer.encode(text(rng, length))[: length - 1]] for i, rng in enumerate(rngs)]
+
+
+def measure(server: Server, tokenizer: Any, options: argparse.Namespace) -> dict[str, Any]:
+    calm, many = (options.calm, options.first, options.calm_output), (options.sessions, options.first, options.output)
+    phases = {}
+    answer(server, distinct(tokenizer, 1, options.first, 9)[0], 8)  # what is compiled or allocated once
+    for seed, (name, (count, length, tokens)) in enumerate({"before": calm, "during": many, "after": calm}.items()):
+        print(f"  {name}: {count} requests of {length} + {tokens} tokens", flush=True)
+        phases[name] = phase(server, distinct(tokenizer, count, length, seed), tokens)
+    ratios = {}
+    for name in ("during", "after"):
+        ratios[f"tokens_per_s_{name}_to_before"] = round(phases[name]["tokens_per_s"] / phases["before"]["tokens_per_s"], 3)
+        spent = phases[name]["cpu_s_per_token"] / phases["before"]["cpu_s_per_token"]
+        ratios[f"cpu_per_token_{name}_to_before"] = round(spent, 3)
+    return {"phases": phases, "ratios": ratios}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--pool", type=int, default=2048)
+    parser.add_argument("--chunk", type=int, default=256)
+    parser.add_argument("--budget", default="0.2")
+    parser.add_argument("--policy", default="nexus")
+    parser.add_argument("--sessions", type=int, default=6, help="requests under pressure, all at once")
+    parser.add_argument("--first", type=int, default=150, help="tokens of a prompt")
+    parser.add_argument("--output", type=int, default=600, help="tokens of an answer under pressure")
+    parser.add_argument("--calm", type=int, default=2, help="requests before and after")
+    parser.add_argument("--calm-output", type=int, default=150, help="tokens of their answers")
+    options = parser.parse_args()
+
+    from transformers import AutoTokenizer
+
+    model = str(ensure_model("smollm2-135m"))
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    flags = ("--max-total-tokens", str(options.pool), "--chunked-prefill-size", str(options.chunk),
+             "--max-running-requests", str(options.sessions))  # fmt: skip
+    systems = {"stock": (), "nexus": ("--kv-policy", options.policy, "--kv-budget", options.budget)}
+    result: dict[str, Any] = {
+        "command": "python benchmarks/sessions/pressure.py " + shlex.join(sys.argv[1:]),
+        "workload": "pressure", "pool": options.pool, "budget": options.budget, "policy": options.policy,
+        "sessions": options.sessions, "first": options.first, "output": options.output,
+        "machine": f"{platform.machine()}, CPU", "systems": {},
+    }  # fmt: skip
+    for name, own in systems.items():
+        print(f"{name}: starting", flush=True)
+        with Server(model, *flags, *own, env=STRICT) as server:
+            measured = measure(server, tokenizer, options)
+            measured["memory_check"] = memory_check(server.text())
+            if name == "nexus":
+                measured["counters"] = server.info()
+                measured["counters"].pop("recent_requests")
+            result["systems"][name] = measured
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps({n: {**s["phases"]["during"], **s["ratios"]} for n, s in result["systems"].items()}, indent=1))
+    return int(any(s["memory_check"]["violations"] for s in result["systems"].values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""S13: answers that together outgrow the pool. Where stock SGLang takes requests back, nexus takes back fewer."""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from .conftest import STRICT
+from .harness import Server, output_ids, text_ids
+from .test_sharing import healthy
+
+pytestmark = pytest.mark.server
+
+FLAGS = ("--max-total-tokens", "1024", "--chunked-prefill-size", "128", "--max-running-requests", "4",
+         "--schedule-conservativeness", "0.3")  # fmt: skip
+"""Low conservativeness: all four are admitted at once, their answers then need 1,480 slots of 1,024."""
+
+
+def retracted(server: Server, prompts: list[list[int]], tokens: int) -> int:
+    """Retractions the log tells of while all ``prompts`` are answered at length.
+
+    The length is fixed by a minimum: with ``ignore_eos`` SGLang reserves the whole answer instead of an estimate.
+    """
+    seen = len(server.text())
+    whole = {"sampling_params": {"temperature": 0, "max_new_tokens": tokens, "min_new_tokens": tokens}}
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        answers = list(threads.map(lambda ids: server.generate(ids, **whole), prompts))
+    assert all(len(output_ids(a)) == tokens for a in answers), "all finish, retracted or not"
+    return sum(map(int, re.findall(r"#retracted_reqs: (\d+)", server.text()[seen:])))
+
+
+def test_fewer_retractions_than_stock_on_the_same_pool(model_path, tokenizer):
+    prompts = [text_ids(tokenizer, 150, seed=360 + i) for i in range(4)]
+    env = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "2", "SGLANG_PLUGINS": "nexus-cpu"}
+    with Server(model_path, *FLAGS, env=env) as stock:
+        theirs = retracted(stock, prompts, 220)
+    with Server(model_path, "--kv-policy", "nexus", *FLAGS, env=STRICT) as server:
+        ours = retracted(server, prompts, 220)
+        assert server.info()["retractions"] == ours
+        healthy(server)
+    assert theirs > 0, "the pool is under pressure"
+    assert ours < theirs
