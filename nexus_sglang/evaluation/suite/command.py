@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import platform
 import shlex
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ... import SGLANG_VERSION
 from ...config import ConfigError
@@ -20,7 +22,7 @@ from .documents import TASKS
 from .plan import FULL, Job, Results, Settings, read_results
 
 RESULTS = "results.jsonl"
-SERVER_FLAGS = ("--max-total-tokens", "32768", "--chunked-prefill-size", "8192", "--max-running-requests", "24")
+SERVER_FLAGS = ("--max-total-tokens", "49152", "--chunked-prefill-size", "8192", "--max-running-requests", "48")
 AT_ONCE = 8
 """Conversations that are played side by side on one server."""
 QUICK = dict(policies=(FULL, "nexus", "snapkv", "streaming-llm"), budgets=(0.2,), samples={1024: 3}, visible_samples={},
@@ -49,6 +51,7 @@ def add_command(commands: argparse._SubParsersAction) -> None:
     add("--server-flags", default="", help="more flags for the servers that are started, as one string")
     add("--first-seed", type=int, help="of documents and conversations (default: 1000)")
     add("--out", type=Path, default=Path("eval-results"), help="folder of the result file; a second run goes on with it")
+    add("--document", type=Path, help="write the report to this file (default: report.md in --out)")
     add("--report", action="store_true", help="only write report and plots from --out")
     command.set_defaults(run=run, command_line=None)
 
@@ -101,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.report:
         measure(args, settings_of(args))
     head, rows = read_results(args.out / RESULTS)
-    report = write_report(args.out, head, list(rows.values()))
+    report = write_report(args.out, head, list(rows.values()), args.document)
     print(report.summary)
     print(f"written: {', '.join(str(path) for path in report.files)}", file=sys.stderr)
     return 0
@@ -118,7 +121,8 @@ def measure(args: argparse.Namespace, settings: Settings) -> None:
     from .user_data import read_samples
 
     data = read_samples(args.data) if args.data else []
-    begin = time.monotonic()
+    begin, stop = time.monotonic(), threading.Event()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave no server behind
     target = Driven(args) if args.url else Started(args)
     head = {
         "model": Path(target.model).name,
@@ -137,14 +141,28 @@ def measure(args: argparse.Namespace, settings: Settings) -> None:
             bar.update()
 
         def play(policy: str) -> None:
-            if plans[policy]:
+            if plans[policy] and not stop.is_set():
                 bar.write(f"{policy}: {len(plans[policy])} jobs", file=sys.stderr)
-                target.play(policy, settings, plans[policy], data, done)
+                target.play(policy, Work(settings, plans[policy], data, done, stop))
 
         with ThreadPoolExecutor(args.servers) as threads:
-            for _ in threads.map(play, plans):
-                pass
+            try:
+                for _ in threads.map(play, plans):
+                    pass
+            except BaseException:  # Ctrl-C as well: each server finishes what it is at, and is stopped
+                stop.set()
+                raise
     print(f"measured in {(time.monotonic() - begin) / 60:.1f} minutes", file=sys.stderr)
+
+
+class Work(NamedTuple):
+    """What one server is to do: jobs, the user's samples, who hears the rows, and whether to stop early."""
+
+    settings: Settings
+    jobs: list[Job]
+    data: list
+    done: Callable
+    stop: threading.Event
 
 
 def _missing(settings: Settings, policy: str, data: list, results: Results) -> list[Job]:
@@ -173,14 +191,14 @@ class Started:
     def policies(self, settings: Settings) -> tuple[str, ...]:
         return settings.policies
 
-    def play(self, policy: str, settings: Settings, jobs: list[Job], data: list, done: Callable) -> None:
+    def play(self, policy: str, work: Work) -> None:
         from ..server import Server
 
         flags = [*SERVER_FLAGS, *shlex.split(self.args.server_flags)]
         if policy != FULL:
             flags += ["--kv-policy", policy]
         with Server(self.model, *flags) as server:
-            play_all(server.url, policy, self.tokenizer, settings, jobs, data, done)
+            play_all(server.url, policy, self.tokenizer, work)
 
 
 class Driven:
@@ -207,20 +225,20 @@ class Driven:
     def policies(self, settings: Settings) -> tuple[str, ...]:
         return (self.served,)
 
-    def play(self, policy: str, settings: Settings, jobs: list[Job], data: list, done: Callable) -> None:
-        play_all(self.url, policy, self.tokenizer, settings, jobs, data, done)
+    def play(self, policy: str, work: Work) -> None:
+        play_all(self.url, policy, self.tokenizer, work)
 
 
-def play_all(url: str, policy: str, tokenizer: Any, settings: Settings, jobs: list[Job], data: list, done: Callable) -> None:
+def play_all(url: str, policy: str, tokenizer: Any, work: Work) -> None:
     """Every job of one policy on one server."""
     from .runner import Runner, run_jobs
 
-    runner = Runner(url, policy, tokenizer, settings)
-    run_jobs(runner, [job for job in jobs if job.kind != "data"], AT_ONCE, done)
-    lines = {sample.line: sample for sample in data}
-    for job in jobs:
-        if job.kind == "data":
-            done(job, runner.data(lines[job.seed], job.budget))
+    runner = Runner(url, policy, tokenizer, work.settings)
+    run_jobs(runner, [job for job in work.jobs if job.kind != "data"], AT_ONCE, work.done, work.stop)
+    lines = {sample.line: sample for sample in work.data}
+    for job in work.jobs:
+        if job.kind == "data" and not work.stop.is_set():
+            work.done(job, runner.data(lines[job.seed], job.budget))
 
 
 def load_tokenizer(path: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,12 +25,12 @@ WORDS = {
 }
 
 
-def write_report(folder: Path, head: dict[str, Any], rows: list[Row]) -> Report:
-    """Write ``report.md`` and the plots that the rows allow into ``folder``."""
-    data = Rows(rows)
+def write_report(folder: Path, head: dict[str, Any], rows: list[Row], document: Path | None = None) -> Report:
+    """Write the plots that the rows allow into ``folder``, and the report there or to ``document``."""
+    data, path = Rows(rows), document or folder / "report.md"
     plots = draw(data, folder)
-    path = folder / "report.md"
-    path.write_text(render(head, data, [plot.name for plot in plots]), encoding="utf-8")
+    links = [Path(os.path.relpath(plot, path.parent)).as_posix() for plot in plots]
+    path.write_text(render(head, data, links), encoding="utf-8")
     return Report("\n".join(summary(data)), [path, *plots])
 
 
@@ -74,8 +75,8 @@ def render(head: dict[str, Any], data: Rows, plots: list[str]) -> str:
     lines = [
         "# Quality under eviction",
         "",
-        f"Model {head['model']}, SGLang {head['sglang']}, Python {head['python']}, {head['machine']}; everything through a real",
-        "server, greedy. Written by `nexus-sglang eval --report` from the result file beside it; made by:",
+        f"Model {head['model']}, SGLang {head['sglang']}, Python {head['python']}, {head['machine']}; everything",
+        "through a real server, greedy. Written by `nexus-sglang eval --report` from the result file beside it; made by:",
         "",
         *(f"    {command}" for command in head["commands"]),
         "",
@@ -97,9 +98,9 @@ def render(head: dict[str, Any], data: Rows, plots: list[str]) -> str:
         lines += [
             "## Conversations",
             "",
-            "`question-1` is visible when the document is first evicted from, 2 and 3 are asked of what is left. `rule`: a",
-            "system message asks for a language, ten rounds, halves apart. `fact`: told in the first turn, asked for after eight",
-            "tool results. `pinned`: the same with the system message pinned (`kv_pin_tokens`).",
+            "`question-1` is visible when the document is first evicted from, 2 and 3 are asked of what is left.",
+            "`rule`: a system message asks for a language, ten rounds, halves apart. `fact`: told in the first turn,",
+            "asked for after eight tool results. `pinned`: the same with the system message pinned (`kv_pin_tokens`).",
             "",
             *tables.conversations(data),
             "",

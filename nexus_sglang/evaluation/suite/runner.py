@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,7 +27,7 @@ class Runner:
 
     def __init__(self, url: str, policy: str, tokenizer: Any, settings: Settings, parallel: int = 16):
         self.url, self.policy, self.tokenizer, self.settings = url, policy, tokenizer, settings
-        self.parallel, self._streams = parallel, {}
+        self.parallel, self._streams, self._one_reference = parallel, {}, threading.Lock()
 
     def length(self, text: str) -> int:
         return len(self.tokenizer.encode(text, add_special_tokens=False))
@@ -68,7 +69,6 @@ class Runner:
         first = self.ask(ids, 1, budget)
         with ThreadPoolExecutor(self.parallel) as threads:
             answers = list(threads.map(lambda q: self.ask(ids + self.ids(q.text), q.tokens, budget), questions))
-        self.flush()
         # An answer's own eviction is not what the setting is about: that the document's happened is.
         return [a._replace(evicted=a.evicted + first.evicted) for a in answers]
 
@@ -77,9 +77,7 @@ class Runner:
         ids = self.ids(document.text)
         ask = lambda q: self.ask(ids + self.ids(q.text), q.tokens, budget, cache_salt=q.task)  # noqa: E731
         with ThreadPoolExecutor(self.parallel) as threads:
-            answers = list(threads.map(ask, questions))
-        self.flush()
-        return answers
+            return list(threads.map(ask, questions))
 
     def _conversation(self, job: Job) -> dict[str, Any]:
         kind, _, pinned = job.what.partition(" ")
@@ -101,8 +99,9 @@ class Runner:
 
     def _fidelity(self, job: Job) -> dict[str, Any]:
         ids = self._texts()[job.seed]
-        if job.seed not in self._streams:
-            self._streams[job.seed] = self._stream(ids, 1.0)[0]
+        with self._one_reference:
+            if job.seed not in self._streams:
+                self._streams[job.seed] = self._stream(ids, 1.0)[0]
         full = self._streams[job.seed]
         reduced, answers = self._stream(ids, job.budget)
         numbers = {name: round(value, 6) for name, value in fidelity.compare(full, reduced).items()}
@@ -124,7 +123,6 @@ class Runner:
             )  # fmt: skip
             positions += fidelity.read_positions(answer.meta)
             answers.append(answer)
-        self.flush()
         return positions, answers
 
     def data(self, sample: UserSample, budget: float) -> dict[str, Any]:
@@ -144,16 +142,25 @@ def _held(answers: list[Answer], any_of: list[Answer] | None = None) -> dict[str
     }
 
 
-def run_jobs(runner: Runner, jobs: list[Job], at_once: int, done: Callable[[Job, dict[str, Any]], None]) -> None:
-    """Run jobs, ``at_once`` of them side by side where they do not flush each other's cache; ``done`` hears each row.
+def run_jobs(
+    runner: Runner, jobs: list[Job], at_once: int, done: Callable[[Job, dict[str, Any]], None], stop: threading.Event
+) -> None:
+    """Run jobs; ``done`` hears each row.
 
-    Documents and streams flush the cache between jobs, so they run one after the other; conversations run together.
+    The budgets of one document or text are played side by side (they never share a prefix), then the cache is emptied.
+    Conversations are played ``at_once`` at a time. Ends early, between groups, once ``stop`` is set.
     """
-    alone = [job for job in jobs if job.kind != "conversation"]
-    for job in alone:
-        done(job, runner.run(job))
-    together = [job for job in jobs if job.kind == "conversation"]
-    with ThreadPoolExecutor(at_once) as threads:
-        for job, row in zip(together, threads.map(runner.run, together), strict=True):
-            done(job, row)
-    runner.flush()
+
+    def play(together: list[Job]) -> None:
+        with ThreadPoolExecutor(at_once) as threads:
+            for job, row in zip(together, threads.map(runner.run, together), strict=True):
+                done(job, row)
+        runner.flush()
+
+    groups: dict[tuple, list[Job]] = {}
+    for job in jobs:
+        alone = job.kind != "conversation"
+        groups.setdefault((job.kind, job.what, job.length, job.seed) if alone else ("conversation",), []).append(job)
+    for group in groups.values():
+        if not stop.is_set():
+            play(group)

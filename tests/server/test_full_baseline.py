@@ -1,0 +1,34 @@
+"""The suite's full-cache baseline against Hugging Face: the same answers to 50 prompts (issue 4)."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from nexus_sglang.evaluation.suite.documents import make_document
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+
+def test_stock_server_answers_as_hugging_face(stock, model_path, tokenizer):
+    import torch
+    from transformers import AutoModelForCausalLM, DynamicCache
+
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    asked, same = 0, 0
+    for seed in range(4):
+        document = make_document(500 + seed, 1000, lambda text: len(tokenizer.encode(text)))
+        ids, cache = tokenizer.encode(document.text), DynamicCache()
+        with torch.no_grad():
+            model(torch.tensor([ids]), past_key_values=cache)
+        for question in document.questions[: 50 - asked]:
+            prompt = ids + tokenizer.encode(question.text)
+            with torch.no_grad():
+                whole = model.generate(
+                    torch.tensor([prompt]), past_key_values=copy.deepcopy(cache), do_sample=False,
+                    min_new_tokens=question.tokens, max_new_tokens=question.tokens,
+                )  # fmt: skip
+            same += stock.generate(prompt, question.tokens)["output_ids"] == whole[0, len(prompt) :].tolist()
+            asked += 1
+    assert (same, asked) == (50, 50)
