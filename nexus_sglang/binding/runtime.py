@@ -129,7 +129,7 @@ class NexusRuntime:
         """
         if batch is None or batch.forward_mode.is_idle():
             return
-        self.lanes = [req.kv.req_pool_idx for req in batch.reqs]
+        self.lanes = batch.req_pool_indices_cpu.tolist()
         extend = batch.forward_mode.is_extend()
         for req in batch.reqs:
             row = req.kv.req_pool_idx

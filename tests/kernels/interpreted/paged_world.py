@@ -1,7 +1,8 @@
 """A pool whose tokens come and go, and SGLang's own paged attention backends over it, on the CPU.
 
 The backends are SGLang's classes without their constructors, which want a GPU: every line of their planning runs, with
-Triton's interpreter in place of a GPU, and FlashInfer's wrappers replaced by recorders. The reference is a dictionary
+Triton's interpreter in place of a GPU, and FlashInfer's wrappers replaced by ones that record and attend in
+plain PyTorch. The reference is a dictionary
 from name to slot, kept beside page table and rows.
 """
 
@@ -75,8 +76,25 @@ class World:
         return [self.slot_of[name] for name in self.names[row] if name in self.slot_of]
 
 
-class Recorder:
-    """In place of a FlashInfer wrapper: keeps the arguments of its planning calls."""
+def attend(q, k, v, scale, causal):
+    """``[n, Hq, D]`` over ``[m, Hkv, D]``, the last query beside the last key; output and log-sum-exp ``[n, Hq]``."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    logits = torch.einsum("nhd,mhd->nhm", q, k) * scale
+    if causal:
+        hidden = torch.ones(len(q), len(k), dtype=torch.bool).triu(len(k) - len(q) + 1)
+        logits = logits.masked_fill(hidden[:, None], -torch.inf)
+    lse = torch.logsumexp(logits, dim=-1)
+    return torch.einsum("nhm,mhd->nhd", torch.exp(logits - lse[..., None]).nan_to_num(0), v), lse
+
+
+def merge(o1, s1, o2, s2):
+    """Attention over two sets of keys from that over each; one of them may be empty."""
+    both = torch.logaddexp(s1, s2)
+    return o1 * torch.exp(s1 - both)[..., None] + o2 * torch.exp(s2 - both)[..., None], both
+
+
+class Wrapper:
+    """In place of a FlashInfer wrapper: keeps the arguments of its planning calls and attends to what was planned."""
 
     def __init__(self, indices: torch.Tensor | None = None, lanes: int = 0):
         self.is_cuda_graph_enabled, self._paged_kv_indices_buf = indices is not None, indices
@@ -91,11 +109,20 @@ class Recorder:
     def begin_forward(self, *args, **kwargs):
         self.calls.append(args)
 
-    def forward(self, q, kv_cache, **kwargs):
-        return torch.zeros_like(q)
+    def forward(self, *args, **kwargs):
+        return self.forward_return_lse(*args, **kwargs)[0]
 
-    def forward_return_lse(self, q, *args, **kwargs):
-        return torch.zeros_like(q), torch.zeros(q.shape[:2])
+    def forward_return_lse(self, q, *kv, sm_scale, causal=True, **kwargs):
+        """``kv`` is the pool's pair for a paged wrapper, keys and values of the new tokens for a ragged one."""
+        plan = [x.tolist() for x in self.calls[-1] if isinstance(x, torch.Tensor)]
+        if len(kv) == 2:
+            (k, v), (begin, ends) = kv, plan[:2]
+        else:
+            begin, ends, indices = plan[:3] if len(plan) > 3 else (list(range(len(q) + 1)), *plan[:2])
+            k, v = (x[indices[: ends[-1]]] for x in kv[0])
+        parts = [attend(q[begin[i] : begin[i + 1]], k[ends[i] : ends[i + 1]], v[ends[i] : ends[i + 1]], sm_scale, causal)
+                 for i in range(len(begin) - 1)]  # fmt: skip
+        return torch.cat([o for o, _ in parts]), torch.cat([s for _, s in parts])
 
 
 class HostTorch:
@@ -123,6 +150,7 @@ def install_hooks(monkeypatch) -> None:
     assert {f"sglang.srt.{hook.target}" for hook in paged} <= HookRegistry._patched
     monkeypatch.setattr(flashinfer_backend, "torch", HostTorch())
     monkeypatch.setattr(flashinfer_backend, "fast_decode_plan", flashinfer.fast_decode_plan, raising=False)
+    monkeypatch.setattr(flashinfer_backend, "_safe_merge_state", merge, raising=False)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     alone = SimpleNamespace(dcp_enabled=False, attn_dcp_size=1)
     monkeypatch.setattr(kv_index_translator, "get_parallel", lambda: alone)
@@ -211,10 +239,12 @@ class Runner:
             buffer.fill_(5)  # what an earlier replay left behind
         registry.fill_from(batch, raw_bs=batch.batch_size, padded_bs=lanes, raw_num_tokens=batch.batch_size,
                            padded_num_tokens=lanes)  # fmt: skip
-        return build_replay_fb_view(
+        view = build_replay_fb_view(
             batch, buffers, bs=lanes, raw_bs=batch.batch_size, num_tokens=lanes, global_num_tokens_cpu=None,
             seq_len_fill_value=1, capture_forward_mode=ForwardMode.DECODE, is_encoder_decoder=False,
         )  # fmt: skip
+        batch.kv_loc_plan.bind_replay(view, self.kv_index_translator, slots=registry.get_slot("out_cache_loc").buffer[:lanes])
+        return view
 
 
 def _bare(cls, **attributes):
@@ -247,7 +277,7 @@ def triton(runner: Runner):
 
 
 def flashinfer(runner: Runner, use_paged: bool = False):
-    """SGLang's FlashInferAttnBackend and its two planners; FlashInfer's wrappers are recorders."""
+    """SGLang's FlashInferAttnBackend and its two planners; FlashInfer's wrappers are :class:`Wrapper`."""
     module = flashinfer_backend
     backend = _bare(
         module.FlashInferAttnBackend, kv_index_translator=runner.kv_index_translator, dispatch_reason=None, num_wrappers=1,
@@ -257,10 +287,10 @@ def flashinfer(runner: Runner, use_paged: bool = False):
         dq_paged_kernel_lens=None, decode_split_tile_size=None, prefill_split_tile_size=None,
         disable_cuda_graph_kv_split=False, prefill_backend="fa2", decode_cuda_graph_metadata={}, _swa_kv_pool=None,
         kv_cache_quant_method=SimpleNamespace(needs_global_scale=lambda: False),
-        prefill_wrapper_ragged=Recorder(), prefill_wrappers_paged=[Recorder()], decode_wrappers=[Recorder()],
+        prefill_wrapper_ragged=Wrapper(), prefill_wrappers_paged=[Wrapper()], decode_wrappers=[Wrapper()],
         flashinfer_kv_cache_dtype=torch.bfloat16, cuda_graph_kv_indices=[torch.zeros(LANES * WIDTH, dtype=torch.int32)],
     )  # fmt: skip
-    backend._create_decode_wrappers = lambda bs, tokens: [Recorder(backend.cuda_graph_kv_indices[0], bs)]
+    backend._create_decode_wrappers = lambda bs, tokens: [Wrapper(backend.cuda_graph_kv_indices[0], bs)]
     for name, cls in (("decode", module.FlashInferIndicesUpdaterDecode), ("prefill", module.FlashInferIndicesUpdaterPrefill)):
         planner = _bare(
             cls, num_qo_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=DIM, data_type=torch.bfloat16, _swa_kv_pool=None,
