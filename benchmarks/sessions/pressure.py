@@ -108,6 +108,7 @@ def main() -> int:
     parser.add_argument("--sessions", type=int, default=6, help="requests under pressure, all at once")
     parser.add_argument("--first", type=int, default=150, help="tokens of a prompt")
     parser.add_argument("--output", type=int, default=600, help="tokens of an answer under pressure")
+    parser.add_argument("--conservativeness", default="1.0", help="SGLang's --schedule-conservativeness, for both")
     parser.add_argument("--calm", type=int, default=2, help="requests before and after")
     parser.add_argument("--calm-output", type=int, default=150, help="tokens of their answers")
     options = parser.parse_args()
@@ -117,12 +118,14 @@ def main() -> int:
     model = str(ensure_model("smollm2-135m"))
     tokenizer = AutoTokenizer.from_pretrained(model)
     flags = ("--max-total-tokens", str(options.pool), "--chunked-prefill-size", str(options.chunk),
-             "--max-running-requests", str(options.sessions))  # fmt: skip
+             "--max-running-requests", str(options.sessions),
+             "--schedule-conservativeness", options.conservativeness)  # fmt: skip
     systems = {"stock": (), "nexus": ("--kv-policy", options.policy, "--kv-budget", options.budget)}
     result: dict[str, Any] = {
         "command": "python benchmarks/sessions/pressure.py " + shlex.join(sys.argv[1:]),
         "workload": "pressure", "pool": options.pool, "budget": options.budget, "policy": options.policy,
         "sessions": options.sessions, "first": options.first, "output": options.output,
+        "conservativeness": options.conservativeness,
         "machine": f"{platform.machine()}, CPU", "systems": {},
     }  # fmt: skip
     for name, own in systems.items():

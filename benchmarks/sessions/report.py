@@ -64,14 +64,14 @@ def checks(systems: dict[str, Any]) -> str:
     return f"SGLang's accounting, checked after each pass (`{setting}`): {said}."
 
 
-def pressure(result: dict[str, Any]) -> list[str]:
+def pressure(result: dict[str, Any], name: str) -> list[str]:
     """Answers that outgrow the pool: what was taken back, and the speed before, during and after."""
     systems = result["systems"]
     during = {name: s["phases"]["during"] for name, s in systems.items()}
     one = next(iter(during.values()))
     calm = next(iter(systems.values()))["phases"]["before"]
     lines = [
-        "## pressure",
+        f"## {name}",
         "",
         f"{one['requests']} prompts of {result['first']} tokens at once, answers of {result['output']} tokens each, pool "
         f"{result['pool']:,} tokens, policy `{result['policy']}` at budget {result['budget']}; before and after, "
@@ -80,7 +80,8 @@ def pressure(result: dict[str, Any]) -> list[str]:
         f"    {result['command']}",
         "",
         "SGLang admits a request by an estimate of how long its answer becomes. Where answers are longer, it takes requests",
-        "back (retracts them) and computes prompt and answer again. Nexus prices a request by what it can hold.",
+        "back (retracts them) and computes prompt and answer again. Nexus prices a request by what it can hold. The estimate",
+        f"is scaled by `--schedule-conservativeness {result.get('conservativeness', '1.0')}` for both (SGLang's default is 1.0).",
         "",
         "| under pressure | " + " | ".join(systems) + " |",
         "| --- | " + " | ".join("---:" for _ in systems) + " |",
@@ -139,7 +140,7 @@ def render() -> str:
     for path in sorted(RESULTS.glob("*.json")):
         result = json.loads(path.read_text())
         if result["workload"] == "pressure":
-            lines += pressure(result)
+            lines += pressure(result, path.stem)
             continue
         lines += section(result, path.stem)
         if path.stem == "two-sessions":
