@@ -91,7 +91,8 @@ def pin_length(serving: Any, request: Any, prompt_ids: Sequence[int], prefixes: 
         0 for a request without system messages and tools.
     """
     head = leading(request.messages)
-    if not head and not request.tools:
+    tools = request.tools and request.tool_choice != "none"
+    if not head and not tools:
         return 0
     from sglang.srt.entrypoints.openai.protocol import ChatCompletionMessageUserParam
 

@@ -82,7 +82,8 @@ def test_tools_are_pinned_where_the_template_puts_them_first():
 
 def test_without_a_system_message_nothing_is_pinned():
     serving = Serving(chatml)
-    assert pinned(serving, chat([HELLO])) == "" and serving.rendered == 0
+    assert pinned(serving, chat([HELLO])) == ""
+    assert pinned(serving, chat([HELLO], tools=[TOOL], tool_choice="none")) == "" and serving.rendered == 0
 
 
 @pytest.mark.parametrize("content", ["#", "  # x", "", "x", [{"type": "text", "text": "# Title"}], "\u00e9t\u00e9"])
