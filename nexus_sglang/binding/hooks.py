@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..config import ConfigError, TokenAmount
-from ..memory.capacity import virtual_size
+from ..memory.capacity import side_memory, virtual_size
 from ..memory.page_table import PageTable
 from ..statistics.query_window import LayerShape
 from . import attention_hooks, flags, parallel, rejects, request_params, self_check, system_pin, telemetry
@@ -55,6 +55,33 @@ def build_allocator(original, self, **kwargs):
     allocator = NexusAllocator(table, stock.dtype, stock.device, stock.get_kvcache(), stock.need_sort)
     allocator.runtime = NexusRuntime(config, table, chunk, overlap=not schedule.disable_overlap_schedule)
     return allocator
+
+
+def reserve_memory(original, configurator, *args, **kwargs):
+    """AROUND ``KVCacheConfigurator._profile_available_bytes``: on a GPU SGLang gives all memory but a fixed slack to the
+    KV pool; what is allocated beside it for as many requests as it will admit has to come out of that.
+
+    Raises:
+        ConfigError: nothing would be left for the pool.
+    """
+    free = original(configurator, *args, **kwargs)
+    if configurator.device == "cpu":
+        return free
+    from sglang.srt.runtime_context import get_parallel
+
+    config, model = flags.current(), configurator.model_config
+    tokens = configurator.config_from_budget(free).max_total_num_tokens
+    requests = configurator.resolve_max_num_reqs(tokens)
+    taken = side_memory(
+        requests, model.context_len, config.window, model.num_hidden_layers,
+        model.get_max_num_attention_heads() // get_parallel().attn_tp_size, model.head_dim,
+        configurator.model_dtype.itemsize, virtual_size(tokens, config, model.context_len, requests),
+    )  # fmt: skip
+    shown = f"{taken / 2**30:.2f} of {free / 2**30:.2f} GiB go to query windows and rows of {requests} requests"
+    if taken >= free:
+        raise ConfigError(f"--kv-policy leaves no memory for the KV pool: {shown}. Recipe: lower --max-running-requests.")
+    logger.info("nexus: %s; less with --max-running-requests", shown)
+    return free - taken
 
 
 def translate_writes(result, runner):
@@ -237,6 +264,7 @@ def log_batch(result, reporter, *args, **kwargs):
 
 
 SERVE = (
+    Hook("mem_cache.kv_cache_configurator.KVCacheConfigurator._profile_available_bytes", "around", reserve_memory),
     Hook("mem_cache.kv_cache_configurator.KVCacheConfigurator._build_token_to_kv_pool_allocator", "around", build_allocator),
     Hook("model_executor.model_runner.ModelRunner.init_kv_index_translator", "after", translate_writes),
     Hook("model_executor.model_runner.ModelRunner.init_attention_backends", "after", adopt_layers),

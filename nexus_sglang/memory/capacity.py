@@ -6,6 +6,8 @@ from ..config import ConfigError, NexusConfig
 
 VIRTUAL_LIMIT = 16
 """Most virtual ids per physical slot: a virtual id costs tens of bytes, a KV slot tens of kilobytes."""
+VIRTUAL_ID_BYTES = 24
+"""Page table, free list, and the ledger of a policy that remembers one number per block."""
 
 
 def virtual_size(physical: int, config: NexusConfig, context_length: int, max_requests: int) -> int:
@@ -27,6 +29,18 @@ def chunk_room(chunk: int, overlap: bool) -> int:
 def largest_budget(physical: int, config: NexusConfig, chunk: int, overlap: bool) -> int:
     """The largest budget one sequence can be granted on this pool, in tokens."""
     return physical - chunk_room(chunk, overlap) - 2 * config.block_size
+
+
+def side_memory(
+    requests: int, context_length: int, window: int, layers: int, heads: int, head_dim: int, element: int, virtual: int
+) -> int:
+    """Bytes that are allocated beside the KV pool: query windows, compact rows, and what is kept per virtual id.
+
+    Args:
+        heads, element: query heads on this rank, and bytes per number of theirs. virtual: virtual ids.
+    """
+    per_request = window * layers * heads * head_dim * element + 2 * 4 * context_length
+    return (requests + 1) * per_request + VIRTUAL_ID_BYTES * virtual
 
 
 def require_pool(physical: int, config: NexusConfig, chunk: int, overlap: bool) -> None:

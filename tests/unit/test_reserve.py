@@ -1,0 +1,63 @@
+"""On a GPU, what is allocated beside the KV pool comes out of the pool's memory."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from nexus_sglang.binding import hooks
+from nexus_sglang.config import ConfigError, NexusConfig
+from nexus_sglang.memory.capacity import side_memory, virtual_size
+
+CELL, CONTEXT = 131_072, 32_768
+
+
+def configurator(requests: int, device: str = "cuda"):
+    """An 8B model: 32 layers of 32 query and 8 key heads."""
+    model = SimpleNamespace(context_len=CONTEXT, num_hidden_layers=32, get_max_num_attention_heads=lambda: 32, head_dim=128)
+    return SimpleNamespace(
+        device=device, model_config=model, model_dtype=torch.bfloat16, resolve_max_num_reqs=lambda tokens: requests,
+        config_from_budget=lambda size: SimpleNamespace(max_total_num_tokens=size // CELL),
+    )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def serving(monkeypatch):
+    from sglang.srt import runtime_context
+
+    monkeypatch.setattr(hooks.flags, "current", lambda: NexusConfig("nexus"))
+    monkeypatch.setattr(runtime_context, "get_parallel", lambda: SimpleNamespace(attn_tp_size=2))
+
+
+def test_windows_and_rows_are_counted():
+    free = 100 * 2**30
+    left = hooks.reserve_memory(lambda *args: free, configurator(256), 0)
+    ring = 16 * 32 * 16 * 128 * 2
+    ids = virtual_size(free // CELL, NexusConfig("nexus"), CONTEXT, 256)
+    assert free - left == 257 * (ring + 8 * CONTEXT) + 24 * ids == side_memory(256, CONTEXT, 16, 32, 16, 128, 2, ids)
+
+
+def test_the_estimate_covers_what_is_built():
+    from nexus_sglang.memory.ledger import BlockLedger
+    from nexus_sglang.memory.page_table import PageTable
+    from nexus_sglang.memory.rows import CompactRows
+    from nexus_sglang.statistics.query_window import LayerShape, QueryWindow
+
+    table = PageTable(5000, 1000)
+    rows = CompactRows(torch.zeros((9, 700), dtype=torch.int32), table)
+    window = QueryWindow({i: LayerShape(4, 16, 1.0) for i in range(3)}, 9, 16, torch.float16, "cpu")
+    ledger = BlockLedger(5000, 1)
+    held = (table.v2p, table.free_virtual, rows.slots, rows.positions, ledger.memory, ledger.weight)
+    built = window.bytes + sum(x.numel() * x.element_size() for x in held)
+    assert side_memory(8, 700, 16, 3, 4, 16, 2, 5001) == built + 8
+
+
+def test_too_many_requests_are_refused_with_the_arithmetic():
+    with pytest.raises(ConfigError, match="no memory for the KV pool: .* of 1.00 GiB .* 4096 requests.*--max-running-requests"):
+        hooks.reserve_memory(lambda *args: 2**30, configurator(4096), 0)
+
+
+def test_the_cpu_is_left_alone():
+    assert hooks.reserve_memory(lambda *args: 5, configurator(4096, "cpu"), 0) == 5
