@@ -42,6 +42,7 @@ def thin_node(runtime, node, share: float, wanted: int) -> int:
         config.sink_length, tail,
     )  # fmt: skip
     freed = table.evict(virtual[here[drop]])
+    node.resident = None
     counters = runtime.evictor.counters
     counters.nodes_thinned += freed > 0
     counters.tokens_thinned += freed

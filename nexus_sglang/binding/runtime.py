@@ -87,7 +87,7 @@ class NexusRuntime:
     def attach_tree(self, tree_core) -> None:
         """The prefix cache exists."""
         self.tree = tree_core
-        tree_core.table, tree_core.counters = self.table, self.evictor.counters
+        tree_core.table, tree_core.counters, tree_core.debug = self.table, self.evictor.counters, self.config.debug
 
     # -- the auxiliary cache of ReqToTokenPool ---------------------------------------------------------
 
@@ -149,11 +149,14 @@ class NexusRuntime:
             if seq is None:
                 continue
             seq.peak = max(seq.peak, self.rows.live[seq.row])
+            events = len(seq.events)
             if extend:
                 room = self.reclaimable() - self.expected_growth(besides=seq) if seq.prefill_left else 0
                 self.evictor.after_prefill(seq, self.shared_length(req), room)
             else:
                 self.evictor.after_decode(seq, lambda req=req: self.shared_length(req))
+            if len(seq.events) > events and self.tree is not None:
+                self.tree.recount(req.last_node)
         if self.config.debug:
             self.table.check_integrity()
             self.rows.check_integrity()

@@ -1,26 +1,32 @@
 """The radix tree's core with what eviction has to know about its nodes.
 
 SGLang's Python tree core, registered as the backend ``nexus``: a node additionally remembers whether a prompt
-runs through it, which tells a shared prefix from a conversation whose answer was tokenised anew, and a
-duplicate that is about to be freed first fills the holes of the copy that stays.
+runs through it, which tells a shared prefix from a conversation whose answer was tokenised anew, and how many
+physical slots are behind it. A duplicate that is about to be freed first fills the holes of the copy that stays.
 """
 
 from __future__ import annotations
+
+from itertools import accumulate
 
 import torch
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 
+from ..memory.page_table import IntegrityError
+from ..transfer import download, upload
 from .request_params import WHOLE
 
 FULL = ComponentType.FULL
 
 
 class NexusTreeCore(UnifiedTreeCore):
-    """``UnifiedTreeCore`` plus readers, physical sizes and healing. ``table`` and ``counters`` are set by the runtime."""
+    """``UnifiedTreeCore`` plus readers, physical sizes and healing. ``table``, ``counters`` and ``debug`` are set by the
+    runtime."""
 
     table = None
     counters = None
+    debug = False
 
     def _split_node(self, key, child, split_len):
         node, action = super()._split_node(key, child, split_len)
@@ -33,6 +39,7 @@ class NexusTreeCore(UnifiedTreeCore):
         if self.table is not None and start < end:
             kept = node.component_data[FULL].value[start:end]
             self.counters.holes_healed += self.table.adopt(kept, state.value[start:end].to(kept.dtype))
+            node.resident = None
         super()._insert_overlap_step(state)
 
     def mark_prompt(self, node_id: int, prompt_tokens: int) -> None:
@@ -63,24 +70,56 @@ class NexusTreeCore(UnifiedTreeCore):
 
     def shared_resident(self, node_id: int) -> int:
         """Physical slots behind the leading tokens that other readers use."""
-        shared = self.shared_length(node_id)
-        return self.table.resident(self._path_values(node_id)[:shared]) if shared else 0
+        shared, path = self.shared_length(node_id), self._path(node_id)
+        ends = accumulate(len(node.key) for node in path)  # the shared part ends with a node
+        return self._resident([node for node, end in zip(path, ends, strict=True) if end <= shared])
 
     def resident_on_path(self, node_id: int) -> int:
         """Physical slots behind the path to ``node_id``."""
-        return self.table.resident(self._path_values(node_id))
+        return self._resident(self._path(node_id))
 
-    def _path_values(self, node_id: int) -> torch.Tensor:
-        return self.collect_full_device_indices(node_id, self.root_node.id)
+    def recount(self, node_id: int) -> None:
+        """Tokens on the path to ``node_id`` were evicted: their nodes are counted anew when somebody asks."""
+        for node in self._path(node_id):
+            node.resident = None
+
+    def _path(self, node_id: int) -> list:
+        """Nodes from below the root to ``node_id``."""
+        nodes, node = [], self.node_by_id(node_id)
+        while node is not self.root_node:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+    def _resident(self, nodes: list) -> int:
+        """Physical slots behind these nodes. A node's count is kept with it, so the host waits for the device only for
+        nodes that are new or have changed: scheduling asks at every step while requests wait.
+
+        Raises:
+            IntegrityError: in debug mode, a kept count is wrong.
+        """
+        values = {node: node.component_data[FULL].value for node in nodes}
+        stale = [node for node in nodes if (getattr(node, "resident", None) or (None,))[0] is not values[node]]
+        if stale:
+            mapped = self.table.translate(torch.cat([values[node] for node in stale])) > 0
+            ends = upload(list(accumulate(len(values[node]) for node in stale)), mapped.device)
+            before = 0
+            for node, total in zip(stale, download(mapped.cumsum(0)[ends - 1]).tolist(), strict=True):
+                node.resident, before = (values[node], total - before), total
+        count = sum(node.resident[1] for node in nodes)
+        if self.debug and nodes and count != (real := self.table.resident(torch.cat(list(values.values())))):
+            raise IntegrityError(f"tree: {count} physical slots are counted behind {len(nodes)} nodes, {real} are mapped")
+        return count
 
     def resident_evictable(self) -> int:
         """Physical slots behind nodes that no running request locks."""
-        values = [
-            node.component_data[FULL].value
-            for node in self._node_arena.values()
-            if node is not self.root_node and node.component_data[FULL].lock_ref == 0
-        ]
-        return self.table.resident(torch.cat(values)) if values else 0
+        return self._resident(
+            [
+                node
+                for node in self._node_arena.values()
+                if node is not self.root_node and node.component_data[FULL].lock_ref == 0
+            ]
+        )
 
     def cold_nodes(self, shared: bool) -> list:
         """Unlocked nodes that hold physical slots, least recently used first; ``shared`` picks those that two

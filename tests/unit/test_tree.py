@@ -127,6 +127,31 @@ def test_holes_travel_through_splits(forest):
     forest.core.dec_lock_ref(half, held.to_dec_params())
 
 
+def test_the_device_is_asked_once_per_change(forest, monkeypatch):
+    """Scheduling asks at every step while requests wait; debug mode checks each answer against the table."""
+    from nexus_sglang.binding import tree
+
+    asked = []
+    monkeypatch.setattr(tree, "download", lambda counts: asked.append(len(counts)) or counts)
+    core, forest.core.debug = forest.core, True
+    node, ids = forest.insert(SYSTEM, prompt=100)
+    other, _ = forest.insert([7000 + i for i in range(50)], prompt=50)
+    assert [core.resident_evictable() for _ in range(5)] == [150] * 5 and asked == [2]
+    held = core.inc_lock_ref(node)
+    assert core.resident_evictable() == 50 and core.resident_on_path(node) == 100 and asked == [2]
+    forest.table.evict(ids[40:50])
+    with pytest.raises(tree.IntegrityError, match="100 physical slots are counted behind 1 nodes, 90 are mapped"):
+        core.resident_on_path(node)
+    core.recount(node)
+    assert core.resident_on_path(node) == 90 and asked == [2, 1]
+    core.dec_lock_ref(node, held.to_dec_params())
+    half, _ = forest.match(SYSTEM[:45] + [9999])
+    assert core.resident_on_path(half) == 40 and core.resident_evictable() == 140 and asked[2:] == [1, 1], "both halves"
+    forest.insert(SYSTEM, prompt=100)  # a second copy fills the holes of both halves
+    assert core.resident_evictable() == 150 and asked[4:] == [2]
+    assert core.shared_resident(half) == 45 and core.resident_on_path(other) == 50 and len(asked) == 5
+
+
 def test_cold_nodes_are_thinned_oldest_first(forest):
     from nexus_sglang.binding.pressure import relieve
     from nexus_sglang.config import NexusConfig
@@ -145,7 +170,10 @@ def test_cold_nodes_are_thinned_oldest_first(forest):
         evictor=SimpleNamespace(counters=forest.core.counters),
     )
     assert forest.core.cold_nodes(shared=True) == []
+    forest.core.debug = True
+    assert forest.core.resident_evictable() == 200
     assert relieve(runtime, 30) == 30
+    assert forest.core.resident_evictable() == 170
     assert forest.table.resident(old_ids) == 70 and forest.table.resident(new_ids) == 100
     assert (forest.table.v2p[old_ids[:10]] > 0).all(), "sinks stay, though lightest"
     assert (forest.table.v2p[old_ids[10:40]] == 0).all(), "the lightest blocks went"
