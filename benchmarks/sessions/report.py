@@ -137,8 +137,8 @@ def render() -> str:
         "systems replay the same prompts, each turn of a session after the one before. It shows what is matched, computed",
         "again and retracted. It says nothing of answer quality: prompts are recorded, not produced by the answers.",
         "Times are of one run on one machine that did other work as well. The counts repeat, up to the order in which parallel",
-        "requests arrive; the times do not. Part of the difference in times is not eviction: on a prefix hit, the CPU attention",
-        "of this package computes only the new rows, SGLang's a square of the whole length.",
+        "requests arrive; the times do not. Part of the difference in times is not eviction: on a prefix hit, the CPU",
+        "attention of this package computes only the new rows, SGLang's a square of the whole length.",
         "",
     ]
     for path in sorted(RESULTS.glob("*.json")):
