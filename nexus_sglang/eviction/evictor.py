@@ -4,8 +4,9 @@ Whether a sequence loses tokens is decided from host numbers, so a pass without 
 decode once per block gained, makes the host wait for the device twice: for the positions of the row's resident tokens
 (``CompactRows.resident_positions``) and for the order of its blocks (``Evictor._order``). Some policies add a wait
 of their own: ``nexus`` with a value tilt (a boolean mask in ``policy.reductions.flatness``) and ``keyformer`` (its
-temperature). An event that clips the protection reads all rows anew, one wait more. With tensor parallelism ranks
-exchange scores once per kind of evidence, and in debug mode compare their choice over the CPU.
+temperature). An event that clips the protection reads all rows anew, one wait more; a look that ends without an event,
+because shared tokens hold the sequence above its budget, waits once. With tensor parallelism ranks exchange scores once
+per kind of evidence, and in debug mode compare their choice over the CPU.
 """
 
 from __future__ import annotations
