@@ -39,6 +39,11 @@ def _above_one(name: str) -> Callable[[Any], bool]:
     return lambda args: (getattr(args, name, 1) or 1) > 1
 
 
+def _interpreted() -> bool:
+    """Triton's kernels run in its interpreter, on the CPU: far too slow to serve, enough to test."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
 def _whole_prefill_graphs(args: Any) -> bool:
     resolved = getattr(getattr(args, "cuda_graph_config", None), "prefill", None)
     return "full" in (args.cuda_graph_backend_prefill, getattr(resolved, "backend", None))
@@ -134,7 +139,7 @@ def refuse_backend(backend: str, args: Any) -> None:
     """
     if backend not in ATTENTION_BACKENDS:
         why, recipe = "it has no reader for evicted sequences", "--attention-backend flashinfer, or triton"
-    elif backend != "torch_native" and args.device == "cpu":
+    elif backend != "torch_native" and args.device == "cpu" and not (backend == "triton" and _interpreted()):
         why, recipe = "it needs a GPU", "--attention-backend torch_native"
     else:
         return

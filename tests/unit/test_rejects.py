@@ -39,7 +39,8 @@ def test_each_flag_is_named_with_a_recipe(rule):
     assert rule.flag in str(caught.value) and "Recipe: " in str(caught.value)
 
 
-def test_attention_backends():
+def test_attention_backends(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     for backend in ("torch_native", "triton", "flashinfer"):
         refuse(arguments(attention_backend=backend))
     refuse(arguments(attention_backend="flashinfer", prefill_attention_backend="triton"))
@@ -49,6 +50,10 @@ def test_attention_backends():
         refuse(arguments(attention_backend="triton", decode_attention_backend="trtllm_mha"))
     with pytest.raises(ConfigError, match="triton: it needs a GPU. Recipe: --attention-backend torch_native"):
         refuse(arguments(attention_backend="triton", device="cpu"))
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    refuse(arguments(attention_backend="triton", device="cpu"))
+    with pytest.raises(ConfigError, match="flashinfer: it needs a GPU"):
+        refuse(arguments(attention_backend="flashinfer", device="cpu"))
 
 
 def test_a_prefill_graph_the_model_asked_for_is_refused_too():
