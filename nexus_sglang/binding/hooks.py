@@ -17,8 +17,9 @@ from . import attention_hooks, flags, parallel, rejects, request_params, self_ch
 logger = logging.getLogger(__name__)
 
 
-WHOLE_BARRIER = "SGLANG_FORCE_COARSE_WAR_BARRIER"
-"""By default SGLang's scheduler goes on once a pass has read its inputs; the eviction comes later (:func:`run_forward`)."""
+WHOLE_BARRIER = ("SGLANG_ENABLE_WAR_BARRIER", "SGLANG_FORCE_COARSE_WAR_BARRIER")
+"""By default SGLang's scheduler goes on once a pass has read its inputs; the eviction comes later (:func:`run_forward`).
+The first is SGLang's default on CUDA, not on ROCm."""
 
 
 class Hook(NamedTuple):
@@ -45,7 +46,8 @@ def build_allocator(original, self, **kwargs):
         )
     # Read later in this process, when the prefix cache is built and in the event loop; other processes never see them.
     os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = "nexus"
-    os.environ[WHOLE_BARRIER] = "1"
+    if str(stock.device) != "cpu":  # where there are streams
+        os.environ.update(dict.fromkeys(WHOLE_BARRIER, "1"))
     config, schedule = flags.current(), get_schedule()
     requests = kwargs["req_to_token_pool"]
     table = PageTable(virtual_size(stock.size, config, requests.max_context_len, requests.size), stock.size, stock.device)

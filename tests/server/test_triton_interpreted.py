@@ -1,0 +1,61 @@
+"""A whole server on SGLang's triton attention backend, its kernels in Triton's interpreter on the CPU: the same tokens and
+evictions as on torch_native, alone and with the two mixed. No GPU is involved."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from .conftest import STRICT
+from .harness import Server, nexus_of, output_ids
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+FLAGS = ("--kv-policy", "nexus", "--kv-budget", "64", "--kv-min-tokens", "32", "--kv-block-size", "8", "--kv-recent-tokens",
+         "16", "--dtype", "float32", "--max-total-tokens", "1024", "--chunked-prefill-size", "64", "--max-running-requests",
+         "4", "--skip-tokenizer-init")  # fmt: skip
+BACKENDS = {
+    "triton": ("--attention-backend", "triton"),
+    "mixed": ("--prefill-attention-backend", "torch_native", "--decode-attention-backend", "triton"),
+}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> str:
+    """Two layers with random weights: the interpreter takes a second for each decode step."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    shape = LlamaConfig(
+        vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=2048, initializer_range=0.15,
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("tiny")
+    LlamaForCausalLM(shape).save_pretrained(folder)
+    return str(folder)
+
+
+def session(server: Server) -> list[tuple]:
+    """Two turns of a conversation: tokens, evictions and cached tokens of every answer."""
+    rng, seen = random.Random(5), []
+    ids = [rng.randrange(3, 500) for _ in range(150)]
+    for more in (20, 6):
+        answer = server.generate(ids, more, custom={"kv_trace": True})
+        seen.append((output_ids(answer), nexus_of(answer)["trace"], answer["meta_info"]["cached_tokens"]))
+        ids = ids + output_ids(answer) + [7, 8, 9]
+    return seen
+
+
+@pytest.fixture(scope="module")
+def wanted(tiny):
+    with Server(tiny, *FLAGS, env=STRICT) as server:
+        return session(server)  # stopped before the next one starts: each holds 3 to 4 GB
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_triton_backend_serves_what_torch_native_serves(tiny, wanted, backend):
+    assert [len(trace) > 0 for _, trace, _ in wanted] == [True, True] and wanted[1][2] == 150 + 20 - 1
+    with Server(tiny, *FLAGS, *BACKENDS[backend], env={**STRICT, "TRITON_INTERPRET": "1"}) as server:
+        assert session(server) == wanted
+        assert "Traceback" not in server.text()
