@@ -98,11 +98,16 @@ def settings_of(args: argparse.Namespace) -> Settings:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit status of ``nexus-sglang eval``."""
+    """Exit status of ``nexus-sglang eval``: 0, or 1 when a server did not come up."""
+    from ..server import ServerError
     from .report import write_report
 
     if not args.report:
-        measure(args, settings_of(args))
+        try:
+            measure(args, settings_of(args))
+        except ServerError as err:
+            print(f"nexus-sglang: {err}\nWhat was measured is in {args.out}; the same command goes on.", file=sys.stderr)
+            return 1
     head, rows = read_results(args.out / RESULTS)
     report = write_report(args.out, head, list(rows.values()), args.document)
     print(report.summary)
