@@ -1,0 +1,85 @@
+"""Prompts for both sides: passage and question in one, as token ids, so that no tokenizer stands between them.
+
+    python benchmarks/kvpress/prompts.py prompts.jsonl
+
+One line each: ``id``, ``task``, ``seed``, ``ids``, ``answers``, ``tokens`` (most that the answer may take), ``score``
+("all" or "part", see nexus_sglang/evaluation/suite/scoring.py). Every prompt has a passage of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from nexus_sglang.evaluation.suite.documents import make_document
+from nexus_sglang.evaluation.suite.scoring import match_all, match_part
+from nexus_sglang.evaluation.tasks import TASKS
+
+TOKENS = 1024
+FIRST_SEED = 310_000
+SCORES = {"all": match_all, "part": match_part}
+RECALL = {"needle": 12, "multi-key": 12}
+"""Prompts per task of ``evaluation.tasks``; of a passage with several questions one is asked."""
+DOCUMENTS = ("single-number", "multi-key-prose", "multi-key-lines", "qa-one-passage")
+DOCUMENTS_EACH = 4
+"""Prompts per family of ``evaluation.suite.documents``: four with one short answer."""
+
+Encode = Callable[[str], list[int]]
+
+
+def make_prompts(encode: Encode) -> Iterator[dict[str, Any]]:
+    """All prompts in order; the same ``encode`` (text to token ids) gives the same ones."""
+    length = lambda text: len(encode(text))  # noqa: E731
+    for task, count in RECALL.items():
+        for seed in range(FIRST_SEED, FIRST_SEED + count):
+            sample = TASKS[task](seed, TOKENS, length)
+            question = sample.questions[seed % len(sample.questions)]
+            ids, tokens = encode(sample.passage) + encode(question.text), length(question.answer)
+            yield _prompt(task, seed, ids, [question.answer.strip()], tokens, "all")
+    for i, task in enumerate(DOCUMENTS):
+        for seed in range(FIRST_SEED + 100 * (i + 1), FIRST_SEED + 100 * (i + 1) + DOCUMENTS_EACH):
+            document = make_document(seed, TOKENS, length)
+            question = next(q for q in document.questions if q.task == task)
+            score = next(name for name, function in SCORES.items() if function is question.score)
+            ids = encode(document.text) + encode(question.text)
+            yield _prompt(task, seed, ids, list(question.answers), question.tokens, score)
+
+
+def _prompt(task: str, seed: int, ids: list[int], answers: list[str], tokens: int, score: str) -> dict[str, Any]:
+    name = f"{task} {seed}"
+    return {"id": name, "task": task, "seed": seed, "answers": answers, "tokens": tokens, "score": score, "ids": ids}
+
+
+def digest(prompts: list[dict[str, Any]]) -> str:
+    """SHA-256 over the prompts, the same for the same token ids, answers and lengths."""
+    return hashlib.sha256(json.dumps(prompts, sort_keys=True).encode()).hexdigest()
+
+
+def read_prompts(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--model", default="smollm2-135m", help="whose tokenizer: a folder or a name")
+    options = parser.parse_args()
+
+    from transformers import AutoTokenizer
+
+    from nexus_sglang.models import ensure_model
+
+    tokenizer = AutoTokenizer.from_pretrained(ensure_model(options.model))
+    prompts = list(make_prompts(lambda text: tokenizer.encode(text, add_special_tokens=False)))
+    options.out.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts), encoding="utf-8")
+    sizes = [len(prompt["ids"]) for prompt in prompts]
+    print(f"{len(prompts)} prompts of {min(sizes)} to {max(sizes)} tokens, sha256 {digest(prompts)}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,73 @@
+"""benchmarks/kvpress: prompts fixed by their seeds, docs/kvpress.md by the result file."""
+
+import importlib.util
+import json
+import zlib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "benchmarks" / "kvpress"
+PINNED = "9e60c49dea31c8af2818beb3ec14684668f1a50adfb8dcc606669beb9792147d"
+
+
+def load(name: str):
+    spec = importlib.util.spec_from_file_location(f"kvpress_{name}", FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+prompts, report = load("prompts"), load("report")
+
+
+def words(text: str) -> list[int]:
+    """A stand-in for the tokenizer: a word a token."""
+    return [zlib.crc32(word.encode()) % 50_000 for word in text.split()]
+
+
+@pytest.fixture(scope="module")
+def made():
+    return list(prompts.make_prompts(words))
+
+
+@pytest.fixture(scope="module")
+def result():
+    return json.loads((FOLDER / "results.json").read_text(encoding="utf-8"))
+
+
+def test_prompts_are_fixed(made, result):
+    """Other prompts under the same seeds would make results.json stale."""
+    assert prompts.digest(made) == prompts.digest(list(prompts.make_prompts(words))) == PINNED
+    # Answers may differ: how much filler is drawn before them depends on the tokenizer.
+    assert [(p["id"], p["score"]) for p in made] == [(p["id"], p["score"]) for p in result["prompts"]]
+
+
+def test_prompts_hold_their_answer_and_end_with_the_question(made):
+    assert len({prompt["id"] for prompt in made}) == len(made) == 40
+    for prompt in made:
+        (answer,) = prompt["answers"]
+        known = {*prompt["ids"]}
+        assert known & {*words(answer + "."), *words(answer)}, prompt["id"]
+        assert prompt["ids"][-1] in words("is: is in")
+
+
+def test_rows_are_scored_by_the_suite(result):
+    asked = {prompt["id"]: prompt for prompt in result["prompts"]}
+    systems = {(r["side"], r["system"], r["budget"]) for r in result["rows"]}
+    assert len(result["rows"]) == len(systems) * len(asked)
+    for row in result["rows"]:
+        prompt = asked[row["id"]]
+        assert row["score"] == prompts.SCORES[prompt["score"]](row["text"], prompt["answers"]) in (0.0, 1.0)
+        assert 0 < row["kept"] < prompt["length"] * row["budget"] + 1  # a share rounds up
+
+
+def test_the_page_is_the_report_of_the_results(result):
+    assert (ROOT / "docs" / "kvpress.md").read_text(encoding="utf-8") == report.render(result)
+
+
+def test_sign_test():
+    assert report.sign_test(0, 0) == 1.0
+    assert report.sign_test(0, 6) == report.sign_test(6, 0) == pytest.approx(2 / 64)
+    assert report.sign_test(3, 5) == pytest.approx(0.7265625)
