@@ -34,7 +34,22 @@ def command(model: str, port: int, *flags: str) -> list[str]:
 
 
 class ServerError(RuntimeError):
-    """The server did not start. The message ends with its log."""
+    """The server did not start (the message ends with its log), or does other work."""
+
+
+def flush_cache(url: str, attempts: int = 60) -> None:
+    """Empty the prefix cache of a server; waits until it agrees that it is idle.
+
+    Raises:
+        ServerError: it never was.
+    """
+    for _ in range(attempts):
+        answer = requests.post(url + "/flush_cache", timeout=60)
+        if answer.ok:
+            return
+        time.sleep(0.5)
+    said = f"{answer.status_code}, {answer.text[:100]}"
+    raise ServerError(f"the cache of {url} cannot be emptied ({said}): leave the server to this run alone")
 
 
 class Server:
@@ -130,9 +145,5 @@ class Server:
         return requests.get(self.url + "/server_info", timeout=60).json()["internal_states"][0]["nexus"]
 
     def flush(self) -> None:
-        """Empty the prefix cache; waits until the server agrees that it is idle."""
-        for _ in range(60):
-            if requests.post(self.url + "/flush_cache", timeout=60).status_code == 200:
-                return
-            time.sleep(0.5)
-        raise ServerError("the server never became idle")
+        """See :func:`flush_cache`."""
+        flush_cache(self.url)

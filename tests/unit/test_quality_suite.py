@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from nexus_sglang.cli import main
 from nexus_sglang.config import ConfigError
+from nexus_sglang.evaluation.server import ServerError
 from nexus_sglang.evaluation.suite import fidelity
-from nexus_sglang.evaluation.suite.conversations import KINDS, Script, make_conversation
+from nexus_sglang.evaluation.suite.command import check_data, check_inputs
+from nexus_sglang.evaluation.suite.conversations import KINDS, RULES, Script, make_conversation
 from nexus_sglang.evaluation.suite.documents import TASKS, make_document
 from nexus_sglang.evaluation.suite.fidelity import Position
 from nexus_sglang.evaluation.suite.plan import FULL, Job, Results, Settings, read_results
 from nexus_sglang.evaluation.suite.report import write_report
-from nexus_sglang.evaluation.suite.runner import run_jobs
-from nexus_sglang.evaluation.suite.scoring import match_all, match_part
-from nexus_sglang.evaluation.suite.tables import Rows, residency, wins
+from nexus_sglang.evaluation.suite.runner import Runner, run_jobs
+from nexus_sglang.evaluation.suite.scoring import match_all, match_part, match_word
+from nexus_sglang.evaluation.suite.tables import FEWEST, Rows, cell, residency, wins
 from nexus_sglang.evaluation.suite.user_data import read_samples
 
 
@@ -41,6 +45,13 @@ def length(text: str) -> int:
 def test_scores_are_rulers():
     assert match_all("It is 123 and ABC", ("123", "abc", "x")) == pytest.approx(2 / 3)
     assert match_part("It is abc", ("x", "ABC")) == 1.0 and match_part("no", ("x",)) == 0.0
+
+
+def test_an_english_answer_does_not_follow_a_rule_for_another_language():
+    english = "The best way to travel around people, animals and vanilla is until noon; I feel the sound of a little pencil."
+    assert [match_word(english, words) for _, words in RULES] == [0.0] * len(RULES)
+    spoken = ("Puede usar el arroz.", "C'est le chat.", "Das ist gut.", "Il gatto è nero.")
+    assert [match_word(text, words) for text, (_, words) in zip(spoken, RULES, strict=True)] == [1.0] * len(RULES)
 
 
 @pytest.mark.parametrize("tokens", [1024, 2048, 4096])
@@ -136,14 +147,14 @@ def test_user_data_is_read(tmp_path):
     assert (sample.line, sample.expect, sample.tokens) == (1, ("x",), 5)
 
 
-SMALL = Settings((FULL, "nexus", "snapkv"), (0.2, 0.5), {1024: 3, 2048: 2}, {1024: 1}, conversations=2, texts=2)
+SMALL = Settings((FULL, "nexus", "snapkv"), (0.2, 0.5), {1024: 7, 2048: FEWEST}, {1024: 1}, conversations=2, texts=2)
 
 
 def test_jobs_cover_every_cell_once():
     jobs = [job for policy in SMALL.policies for job in SMALL.jobs(policy)]
     assert len({job.key for job in jobs}) == len(jobs)
     hidden = [job for job in jobs if job[:3] == ("document", "hidden", "nexus")]
-    assert len(hidden) == (3 + 2) * 2
+    assert len(hidden) == (7 + FEWEST) * 2
     assert {job.budget for job in jobs if job.policy == FULL} == {1.0}
 
 
@@ -154,6 +165,8 @@ def test_bad_settings_are_named():
         Settings((FULL,), (0.2,), {1024: 1}, {}, tasks=("needel",))
     with pytest.raises(ConfigError, match="--budgets"):
         Settings((FULL,), (-1.0,), {1024: 1}, {})
+    with pytest.raises(ConfigError, match="--text-tokens 100 .* 128 or more"):
+        Settings((FULL,), (0.2,), {1024: 1}, {}, texts=1, text_tokens=100)
 
 
 def fake_row(job: Job) -> dict:
@@ -212,11 +225,74 @@ def test_controls_are_labelled_and_losses_counted(tmp_path):
     data = Rows(list(fill(tmp_path / "results.jsonl").rows.values()))
     lines = residency(data)
     assert "(control)" in next(line for line in lines if line.startswith("| full"))
-    assert "0.20 (3/3)" in next(line for line in lines if line.startswith("| nexus 0.2"))
-    # Two settings and lengths with several documents, two budgets, every task; 1.0 against 0.5 against 0.0.
+    assert "0.20 (7/7)" in next(line for line in lines if line.startswith("| nexus 0.2"))
+    # Two lengths with enough documents, two budgets, every task; 1.0 against 0.5 against 0.0.
     cells = 2 * 2 * len(TASKS)
     table = {line.split(" | ")[0][2:]: line for line in wins(data, "nexus")}
     assert table["full"] == f"| full | 0 | {cells} | 0 |" and table["snapkv"] == f"| snapkv | {cells} | 0 | 0 |"
+
+
+def test_intervals_are_wider_for_few_documents():
+    """Two documents, 1 and 0: half the interval is 12.706 standard errors of 0.5."""
+    assert cell([1.0, 0.0], [1, 2]).half == pytest.approx(12.706 * 0.5)
+    values = [0.0, 1.0] * 50
+    assert cell(values, range(100)).half == pytest.approx(1.9842 * math.sqrt(0.25 / 99), rel=1e-4)
+
+
+def test_without_the_full_cache_the_report_does_not_say_what_it_solves(tmp_path):
+    fill(tmp_path / "results.jsonl")
+    head, rows = _read(tmp_path)
+    write_report(tmp_path, head, [row for row in rows if row["policy"] != FULL])
+    text = (tmp_path / "report.md").read_text()
+    assert "Hardly solved" not in text and "the full cache was not asked" in text
+    assert "| nexus | 0.50 ±0.00 |" in text
+
+
+def test_other_tasks_texts_or_data_need_another_folder(tmp_path):
+    path, head = tmp_path / "results.jsonl", {**HEAD, "tasks": "a,b", "text": None}
+    Results(path, head)
+    Results(path, {**HEAD, "tasks": None, "text": "t"})
+    assert (read_results(path)[0]["tasks"], read_results(path)[0]["text"]) == ("a,b", "t")
+    with pytest.raises(ConfigError, match="holds results with tasks 'a,b', this run has 'a'"):
+        Results(path, {**HEAD, "tasks": "a", "text": "t"})
+
+    mine = tmp_path / "mine.jsonl"
+    lines = [f'{{"messages": [{{"role": "user", "content": "q{i}"}}], "expect": "x"}}\n' for i in range(3)]
+    args = SimpleNamespace(data=mine, out=tmp_path)
+    mine.write_text(lines[0])
+    (sample,) = read_samples(mine)
+    results = Results(path, head)
+    results.add(Job("data", "", "nexus", 0.2, 0, 1), {"score": 1.0, "sample": sample.digest})
+    mine.write_text(lines[0] + lines[1])
+    check_data(args, read_samples(mine), results)
+    mine.write_text(lines[2])
+    with pytest.raises(ConfigError, match="line 1: --out .* holds a result of another line"):
+        check_data(args, read_samples(mine), results)
+
+
+def test_what_cannot_be_asked_is_said_before_the_first_server_starts(tmp_path):
+    class Base(Words):
+        def apply_chat_template(self, *args, **kwargs):
+            raise ValueError("tokenizer.chat_template is not set")
+
+    assert check_inputs(SMALL, [], Words()).startswith("documentation of CPython 3")
+    with pytest.raises(ConfigError, match="--conversations: .*chat_template is not set.*--tokenizer"):
+        check_inputs(SMALL, [], Base())
+    quiet = dataclasses.replace(SMALL, conversations=0, texts=2, text_file=str(tmp_path / "none.txt"))
+    with pytest.raises(ConfigError, match="--text .*none.txt cannot be read"):
+        check_inputs(quiet, [], Base())
+
+
+def test_a_cache_that_is_not_emptied_is_not_measured_over(monkeypatch):
+    from nexus_sglang.evaluation import server
+
+    answers = [SimpleNamespace(ok=ok, status_code=400, text="pending requests") for ok in (False, True)]
+    monkeypatch.setattr(server.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(server.requests, "post", lambda *args, **kwargs: answers.pop(0) if len(answers) > 1 else answers[0])
+    Runner("http://x", "nexus", Words(), SMALL).flush()
+    answers[:] = [SimpleNamespace(ok=False, status_code=400, text="pending requests")]
+    with pytest.raises(ServerError, match="http://x cannot be emptied .400, pending requests"):
+        Runner("http://x", "nexus", Words(), SMALL).flush()
 
 
 class Recorder:
@@ -251,7 +327,8 @@ def test_budgets_of_one_document_are_played_together_and_a_stop_is_heard():
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--policies", "full,nexsu"], "nexsu"),
+        (["--policies", "full,nexsu"], "--policies 'nexsu'"),
+        (["--servers", "0"], "--servers 0"),
         (["--url", "http://127.0.0.1:9"], "--url http://127.0.0.1:9 is not a running SGLang server"),
         (["--report", "--out", "nowhere"], "nowhere has no readable results.jsonl"),
         (["--data", "missing.jsonl"], "--data missing.jsonl cannot be read"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import platform
 import shlex
 import signal
@@ -93,19 +94,24 @@ def settings_of(args: argparse.Namespace) -> Settings:
     wanted |= {name: value for name, value in given.items() if value is not None}
     for policy in wanted["policies"]:
         if policy != FULL:
-            find_policy(policy)
+            try:
+                find_policy(policy)
+            except ConfigError as err:
+                raise ConfigError(str(err).replace("--kv-policy", "--policies", 1)) from None
     return Settings(**wanted)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit status of ``nexus-sglang eval``: 0, or 1 when a server did not come up."""
+    """Exit status of ``nexus-sglang eval``: 0, or 1 when a server did not come up or went away."""
+    import requests
+
     from ..server import ServerError
     from .report import write_report
 
     if not args.report:
         try:
             measure(args, settings_of(args))
-        except ServerError as err:
+        except (ServerError, requests.RequestException) as err:
             print(f"nexus-sglang: {err}\nWhat was measured is in {args.out}; the same command goes on.", file=sys.stderr)
             return 1
     head, rows = read_results(args.out / RESULTS)
@@ -125,6 +131,8 @@ def measure(args: argparse.Namespace, settings: Settings) -> None:
 
     from .user_data import read_samples
 
+    if args.servers < 1:
+        raise ConfigError(f"--servers {args.servers} is not usable: give a whole number of at least 1")
     data = read_samples(args.data) if args.data else []
     begin, stop = time.monotonic(), threading.Event()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave no server behind
@@ -135,9 +143,12 @@ def measure(args: argparse.Namespace, settings: Settings) -> None:
         "first_seed": settings.first_seed,
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {platform.system()}",
+        "tasks": ",".join(settings.tasks) if settings.samples or settings.visible_samples else None,
+        "text": check_inputs(settings, data, target.tokenizer),
         "commands": [command_line(args)],
     }
     results = Results(args.out / RESULTS, head)
+    check_data(args, data, results)
     plans = {policy: _missing(settings, policy, data, results) for policy in target.policies(settings)}
     with tqdm(total=sum(map(len, plans.values())), unit="job", smoothing=0.05) as bar:
 
@@ -158,6 +169,52 @@ def measure(args: argparse.Namespace, settings: Settings) -> None:
                 stop.set()
                 raise
     print(f"measured in {(time.monotonic() - begin) / 60:.1f} minutes", file=sys.stderr)
+
+
+def check_inputs(settings: Settings, data: list, tokenizer: Any) -> str | None:
+    """Make every text and render a chat once, before hours of work.
+
+    Returns:
+        What the fidelity texts are cut from; None without any.
+
+    Raises:
+        ConfigError: a text is too short, or the tokenizer's template cannot render what is asked for.
+    """
+    from . import fidelity
+
+    system = [{"role": "system", "content": "x"}]
+    chats = [("--conversations", chat) for chat in (system, [*system, {"role": "user", "content": "y"}])]
+    chats = chats * bool(settings.conversations) + [("--data", sample.messages) for sample in data]
+    for flag, messages in chats:
+        try:
+            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as err:  # templates raise what they like
+            raise ConfigError(
+                f"{flag}: the chat template of this tokenizer does not render {str(messages)[:60]} ({str(err)[:120]}). "
+                f"Leave {flag} out, or give the folder of an instruct model's tokenizer with --tokenizer"
+            ) from None
+    if not settings.texts:
+        return None
+    path = Path(settings.text_file) if settings.text_file else None
+    fidelity.texts(path, settings.texts, settings.text_tokens, tokenizer)
+    if path is None:
+        return f"documentation of CPython {platform.python_version()}"
+    return f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
+
+
+def check_data(args: argparse.Namespace, data: list, results: Results) -> None:
+    """A result belongs to a line of ``--data``: the line must still ask what it asked.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    asked = {sample.line: sample.digest for sample in data}
+    for row in results.rows.values():
+        if data and row["kind"] == "data" and row.get("sample") not in (None, asked.get(row["seed"])):
+            raise ConfigError(
+                f"--data {args.data}, line {row['seed']}: --out {args.out} holds a result of another line. "
+                "Lines may be added at the end; use another --out for another file"
+            )
 
 
 class Work(NamedTuple):
@@ -223,8 +280,8 @@ class Driven:
         self.tokenizer = load_tokenizer(args.tokenizer or model.get("tokenizer_path") or self.model)
         if args.policies and args.policies != (self.served,):
             raise ConfigError(
-                f"--policies {','.join(args.policies)}: the server at {args.url} serves {self.served}. Leave --policies out, "
-                "or start one server per policy and give each its own --out"
+                f"--policies {','.join(args.policies)}: the server at {args.url} serves {self.served}. Leave --policies out; "
+                "to compare policies, run once per server with the same --out, one after the other"
             )
 
     def policies(self, settings: Settings) -> tuple[str, ...]:
@@ -244,6 +301,7 @@ def play_all(url: str, policy: str, tokenizer: Any, work: Work) -> None:
     for job in work.jobs:
         if job.kind == "data" and not work.stop.is_set():
             work.done(job, runner.data(lines[job.seed], job.budget))
+            runner.flush()
 
 
 def load_tokenizer(path: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ..tasks import TASKS, Dice, filler
 from .documents import FIRST, TOWNS, Length
-from .scoring import match_all, match_part
+from .scoring import match_all, match_word
 
 KINDS = ("questions", "rule", "facts")
 QUESTIONS = ("question-1", "question-2", "question-3")
@@ -62,12 +62,12 @@ def questions(seed: int, tokens: int, length: Length) -> Conversation:
 
 
 RULES = (
-    ("Answer in Spanish. Responde siempre en español.", ("el ", "la ", " de ", " que ", " es ", "los ", "puede", "más ")),
-    ("Answer in French. Réponds toujours en français.", ("le ", "la ", " de ", " je ", " ne ", "les ", "est ", "bien sûr")),
-    ("Answer in German. Antworte immer auf Deutsch.", ("ich ", "die ", "der ", "das ", " ein", " ist ", "und ", "nicht")),
-    ("Answer in Italian. Rispondi sempre in italiano.", ("il ", " di ", " che ", "la ", " un ", "gli ", " è ", "sono")),
+    ("Answer in Spanish. Responde siempre en español.", ("el", "la", "de", "que", "es", "los", "puede", "más")),
+    ("Answer in French. Réponds toujours en français.", ("le", "la", "de", "je", "ne", "les", "est", "bien")),
+    ("Answer in German. Antworte immer auf Deutsch.", ("ich", "der", "das", "ein", "eine", "ist", "und", "nicht")),
+    ("Answer in Italian. Rispondi sempre in italiano.", ("il", "di", "che", "la", "un", "gli", "è", "sono")),
 )
-"""A rule a model of 135M parameters can follow, and words that show that it did."""
+"""A rule a model of 135M parameters can follow, and words that show that it did; none of them is an English word."""
 COMPANY = (
     "You are a helpful assistant of the Northern Ferry Company. You know the timetable, the fares and the harbours, you are "
     "patient with every passenger and you never argue. Passengers write to you about many things and you help them all."
@@ -92,7 +92,7 @@ def rule(seed: int) -> Conversation:
     turns = []
     for errand in dice.distinct(ERRANDS, ROUNDS):
         user = f"{' '.join(filler(dice) for _ in range(4))} Now something else. {errand}"
-        turns.append(Turn(RULE, user, "", marks, 10, None, match_part))
+        turns.append(Turn(RULE, user, "", marks, 10, None, match_word))
     return Conversation("rule", seed, f"{COMPANY} {text}", turns)
 
 

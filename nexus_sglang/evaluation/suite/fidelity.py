@@ -10,6 +10,8 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ...config import ConfigError
+
 STEP = 64
 TOP = 50
 """Alternatives per position that are asked for."""
@@ -67,12 +69,15 @@ def texts(path: Path | None, count: int, tokens: int, tokenizer: Any) -> list[li
     The documentation (``pydoc_data.topics``) differs a little between Python versions; results name theirs.
 
     Raises:
-        ValueError: the file is too short.
+        ConfigError: the file cannot be read or is too short.
     """
     if path is not None:
-        ids = tokenizer.encode(path.read_text(encoding="utf-8"), add_special_tokens=False)
+        try:
+            ids = tokenizer.encode(path.read_text(encoding="utf-8"), add_special_tokens=False)
+        except (OSError, UnicodeDecodeError) as err:
+            raise ConfigError(f"--text {path} cannot be read ({err}): give a text file in UTF-8") from None
         if len(ids) < count * tokens:
-            raise ValueError(f"--text {path} has {len(ids)} tokens: give one with {count * tokens}, or fewer --texts")
+            raise ConfigError(f"--text {path} has {len(ids)} tokens: give one with {count * tokens}, or fewer --texts")
         return [ids[i * tokens : (i + 1) * tokens] for i in range(count)]
     from pydoc_data import topics
 
@@ -86,4 +91,4 @@ def texts(path: Path | None, count: int, tokens: int, tokenizer: Any) -> list[li
             ids = []
         if len(found) == count:
             return found
-    raise ValueError(f"--texts {count} of {tokens} tokens are more than there is: use fewer, or --text FILE")
+    raise ConfigError(f"--texts {count} of {tokens} tokens are more than there is: use fewer, or --text FILE")

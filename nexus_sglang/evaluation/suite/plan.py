@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ...config import ConfigError, TokenAmount
 from .conversations import KINDS
 from .documents import SMALLEST, TASKS
+from .fidelity import STEP
 
 FULL = "full"
 """The policy name of stock SGLang without eviction."""
@@ -19,6 +20,8 @@ SETTINGS = ("hidden", "visible")
 """Whether the question is known when the document is first evicted from."""
 SAME = ("model", "sglang", "first_seed")
 """What all rows of one result file share."""
+INPUTS = ("tasks", "text")
+"""What the runs into one result file share once one of them has used it; a job does not name it."""
 
 
 class Job(NamedTuple):
@@ -70,6 +73,8 @@ class Settings:
     def __post_init__(self) -> None:
         for budget in self.budgets:
             TokenAmount.parse(budget, "--budgets")
+        if self.texts and self.text_tokens < 2 * STEP:
+            raise ConfigError(f"--text-tokens {self.text_tokens} leaves no step of {STEP} tokens: use {2 * STEP} or more")
         for length in (*self.samples, *self.visible_samples):
             if length < SMALLEST:
                 raise ConfigError(f"--lengths {length} is too short for thirteen tasks: use {SMALLEST} or more")
@@ -105,23 +110,25 @@ class Results:
     """A JSON-lines file: a head, then one row per finished job. Appending makes a run resumable and extensible.
 
     Args:
-        head: what every row has in common (:data:`SAME`), and ``commands``, to which this run's is added.
+        head: what every row has in common (:data:`SAME`, :data:`INPUTS`), and ``commands``, to which this run's is added.
 
     Raises:
-        ConfigError: the file belongs to another model, SGLang or first seed.
+        ConfigError: the file belongs to another model, SGLang or first seed, or to other tasks or texts.
     """
 
     def __init__(self, path: Path, head: dict[str, Any]):
         self.path, self.rows, self._lock = path, {}, threading.Lock()
         if path.exists() and path.stat().st_size:
             old, self.rows = read_results(path)
-            for name in SAME:
-                if old.get(name) != head.get(name):
+            for name in (*SAME, *INPUTS):
+                unused = name in INPUTS and None in (old.get(name), head.get(name))
+                if not unused and old.get(name) != head.get(name):
                     raise ConfigError(
                         f"--out {path.parent} holds results with {name} {old.get(name)!r}, this run has {head.get(name)!r}: "
                         "use another --out to keep both"
                     )
-            head = {**old, "commands": list(dict.fromkeys([*old["commands"], *head["commands"]]))}
+            known = {name: value for name, value in old.items() if value is not None}
+            head = {**head, **known, "commands": list(dict.fromkeys([*old["commands"], *head["commands"]]))}
         path.parent.mkdir(parents=True, exist_ok=True)
         whole = path.with_suffix(".new")
         whole.write_text("".join(map(_line, (head, *self.rows.values()))), encoding="utf-8")

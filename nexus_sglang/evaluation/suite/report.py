@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from . import tables
 from .plan import FULL
-from .tables import SOLVED, Row, Rows
+from .tables import FEWEST, SOLVED, Row, Rows
 
 
 class Report(NamedTuple):
@@ -58,7 +58,7 @@ def summary(data: Rows) -> list[str]:
     """Tables for the terminal."""
     lines = ["What stayed in the cache (requests that saw eviction / requests)", "", *tables.residency(data)]
     for setting in dict.fromkeys(setting for setting, _ in data.documents()):
-        lines += ["", f"Recall, question {setting}: mean over the tasks the full cache can solve", ""]
+        lines += ["", f"Recall, question {setting}: mean over {_averaged(data, setting)}", ""]
         lines += tables.means(data, setting)
     for title, kind, make in (
         ("Conversations", "conversation", tables.conversations),
@@ -68,6 +68,12 @@ def summary(data: Rows) -> list[str]:
         if data.where(kind=kind):
             lines += ["", title, "", *make(data)]
     return lines
+
+
+def _averaged(data: Rows, setting: str) -> str:
+    if data.has_full(setting):
+        return f"the tasks that the full cache solves at {SOLVED:.0%} or better"
+    return "all tasks; the full cache was not asked"
 
 
 def render(head: dict[str, Any], data: Rows, plots: list[str]) -> str:
@@ -80,8 +86,9 @@ def render(head: dict[str, Any], data: Rows, plots: list[str]) -> str:
         "",
         *(f"    {command}" for command in head["commands"]),
         "",
-        f"`{FULL}` is SGLang without eviction. A budget is a share of the prompt. Scores are RULER's string match, in [0, 1].",
-        "± is half a 95 % interval over documents or conversations; answers about one document count as one.",
+        f"`{FULL}` is SGLang without eviction. A budget is a share of the prompt, above 1 a count. Scores are in [0, 1]:",
+        "RULER's string match, and for `rule` whether a word of the language was used.",
+        "± is half a 95 % interval (Student's) over documents or conversations; answers about one document count as one.",
         "",
         "## Did eviction run, and what stayed",
         "",
@@ -125,7 +132,7 @@ def _documents(data: Rows) -> list[str]:
     lines: list[str] = []
     for setting in dict.fromkeys(setting for setting, _ in panels):
         lines += [f"## Recall, question {setting}", "", WORDS[setting], ""]
-        lines += [f"Mean over the tasks that the full cache solves at {SOLVED:.0%} or better:", ""]
+        lines += [f"Mean over {_averaged(data, setting)}:", ""]
         lines += [*tables.means(data, setting), ""]
         for what, length in panels:
             if what != setting:
@@ -140,7 +147,8 @@ def _documents(data: Rows) -> list[str]:
         lines += [
             "## Wins and losses", "",
             "Every task, length, budget and setting above, the same documents: in how many cells `nexus` is better or worse",
-            "beyond the 95 % interval. With this many cells about one in forty is either by chance.", "",
+            f"beyond the 95 % interval. Cells with fewer than {FEWEST} documents are left out. Where policies do not differ,",
+            "about one cell in forty is still expected on either side.", "",
             *tables.wins(data, "nexus"), "",
         ]  # fmt: skip
     return lines

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..client import Answer, post_generate, read_answer
+from ..server import flush_cache
 from . import fidelity
 from .conversations import Script, make_conversation
 from .documents import Document, Question, make_document
@@ -44,9 +45,12 @@ class Runner:
         return read_answer(post_generate(self.url, ids, tokens, **options))
 
     def flush(self) -> None:
-        import requests
+        """Empty the prefix cache, so that what comes next does not depend on what was played before.
 
-        requests.post(self.url + "/flush_cache", timeout=60)
+        Raises:
+            ServerError: the server has other work, so it keeps its cache.
+        """
+        flush_cache(self.url)
 
     def run(self, job: Job) -> dict[str, Any]:
         """The row of one job: scores, and how much was resident and evicted."""
@@ -129,7 +133,8 @@ class Runner:
         """The row of one line of a user's file."""
         text = self.tokenizer.apply_chat_template(sample.messages, tokenize=False, add_generation_prompt=True)
         answer = self.ask(self.ids(text), sample.tokens, budget, ignore_eos=False)
-        return {"score": round(match_all(answer.text, sample.expect), 4), "prompt": answer.prompt, **_held([answer])}
+        score = round(match_all(answer.text, sample.expect), 4)
+        return {"score": score, "prompt": answer.prompt, "sample": sample.digest, **_held([answer])}
 
 
 def _held(answers: list[Answer], any_of: list[Answer] | None = None) -> dict[str, Any]:

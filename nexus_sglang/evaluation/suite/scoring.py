@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 
@@ -15,3 +16,9 @@ def match_part(output: str, answers: Sequence[str]) -> float:
     """1.0 if any of the answers occurs in the output, without regard to case, else 0.0."""
     text = output.lower()
     return float(any(answer.lower() in text for answer in answers))
+
+
+def match_word(output: str, answers: Sequence[str]) -> float:
+    """1.0 if any of the answers is a whole word of the output, without regard to case, else 0.0. Not RULER's: French
+    "est" is in "the best way"."""
+    return float(not set(re.findall(r"\w+", output.lower())).isdisjoint(answers))

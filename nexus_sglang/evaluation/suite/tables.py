@@ -12,6 +12,10 @@ from .plan import FULL, SETTINGS
 
 Row = dict[str, Any]
 Z = 1.959964
+T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""97.5 % points of Student's distribution for 1 to 9 degrees of freedom, and for infinitely many (``Z``)."""
+FEWEST = 6
+"""Documents below which even differences that all have one sign happen by chance in more than one of twenty cells."""
 SOLVED = 0.25
 """A task that the full cache solves less often than this says little about eviction."""
 
@@ -27,12 +31,21 @@ class Cell(NamedTuple):
         return f"{self.mean:.2f} ±{self.half:.2f}" if self.n > 1 else f"{self.mean:.2f}"
 
 
+def student(n: int) -> float:
+    """97.5 % point of Student's distribution for the mean of ``n`` values."""
+    if n - 1 <= len(T):
+        return T[max(n - 2, 0)]
+    v = n - 1  # Abramowitz and Stegun 26.7.5
+    return Z + (Z**3 + Z) / (4 * v) + (5 * Z**5 + 16 * Z**3 + 3 * Z) / (96 * v * v)
+
+
 def cell(values: list[float], groups: list[object]) -> Cell | None:
     """A cell, or None without values."""
     if not values:
         return None
     mean, error = mean_and_error(values, groups)
-    return Cell(mean, Z * error, len(set(groups)))
+    n = len(set(groups))
+    return Cell(mean, student(n) * error, n)
 
 
 def table(head: Iterable[str], body: Iterable[Iterable[object]]) -> list[str]:
@@ -78,10 +91,14 @@ class Rows:
         pairs = [(row["scores"][task], row["seed"]) for row in rows for task in tasks if task in row["scores"]]
         return cell([score for score, _ in pairs], [seed for _, seed in pairs])
 
+    def has_full(self, setting: str) -> bool:
+        """Whether the full cache was asked in this setting; without it nothing is known of what it solves."""
+        return bool(self.where(kind="document", what=setting, policy=FULL))
+
     def solved(self, setting: str, length: int) -> list[str]:
-        """Tasks that the full cache solves often enough to lose something."""
+        """Tasks that the full cache solves often enough to lose something, or that it was not asked."""
         means = {task: self.task_cell(setting, length, FULL, 1.0, task) for task in self.tasks(setting, length)}
-        return [task for task, found in means.items() if found is not None and found.mean >= SOLVED]
+        return [task for task, found in means.items() if found is None or found.mean >= SOLVED]
 
     def difference(self, setting: str, length: int, budget: float, task: str, first: str, second: str) -> Cell | None:
         """Mean of first - second over the documents that both answered."""
@@ -117,7 +134,7 @@ def _held(rows: list[Row]) -> str:
 
 
 def means(data: Rows, setting: str) -> list[str]:
-    """Mean over the tasks that the full cache can solve, per policy; columns are length and budget."""
+    """Mean over :meth:`Rows.solved` tasks, per policy; columns are length and budget."""
     lengths = [length for what, length in data.documents() if what == setting]
     columns = [(length, budget) for length in lengths for budget in data.budgets]
     body = [
@@ -136,7 +153,8 @@ def per_task(data: Rows, setting: str, length: int, budget: float) -> list[str]:
 
 
 def wins(data: Rows, champion: str) -> list[str]:
-    """In how many cells the champion is better or worse than each other policy, beyond the 95 % interval."""
+    """In how many cells of :data:`FEWEST` or more documents the champion is better or worse than each other policy, beyond
+    the 95 % interval."""
     body = []
     for rival in data.policies:
         if rival == champion:
@@ -146,7 +164,7 @@ def wins(data: Rows, champion: str) -> list[str]:
             for budget in data.budgets:
                 for task in data.tasks(setting, length):
                     gap = data.difference(setting, length, budget, task, champion, rival)
-                    if gap is None or gap.n < 2:
+                    if gap is None or gap.n < FEWEST:
                         continue
                     sure = abs(gap.mean) > gap.half and gap.mean != 0
                     counts["no difference" if not sure else "better" if gap.mean > 0 else "worse"] += 1

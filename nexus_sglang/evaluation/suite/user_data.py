@@ -6,6 +6,7 @@ One line is ``{"messages": [{"role": "user", "content": "..."}, ...], "expect": 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,11 @@ class UserSample(NamedTuple):
     messages: list[dict[str, Any]]
     expect: tuple[str, ...]
     tokens: int
+
+    @property
+    def digest(self) -> str:
+        """What was asked, to tell whether a result belongs to it."""
+        return hashlib.sha256(json.dumps(self[1:]).encode()).hexdigest()[:12]
 
 
 def read_samples(path: Path) -> list[UserSample]:
