@@ -162,6 +162,8 @@ def refuse_model(model: Any) -> None:
         raise ConfigError(f"--kv-policy does not work with {name}: encoder-decoder attention. {recipe}")
     if getattr(model, "is_multimodal", False):
         raise ConfigError(f"--kv-policy does not work with {name}: multimodal inputs. {recipe}")
+    if getattr(model, "has_attention_sinks", False):
+        raise ConfigError(f"--kv-policy does not work with {name}: block scores do not know its attention sinks. {recipe}")
     if not getattr(model, "is_generation", True):
         raise ConfigError(f"--kv-policy does not work with {name}: it does not generate. {recipe}")
 

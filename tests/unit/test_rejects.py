@@ -98,6 +98,7 @@ def test_a_default_without_a_reader_is_replaced(default, flashinfer, chosen, mon
     ({"attention_arch": SimpleNamespace(name="MLA")}, "MLA"),
     ({"is_encoder_decoder": True}, "encoder-decoder"),
     ({"is_multimodal": True}, "multimodal"),
+    ({"has_attention_sinks": True}, "attention sinks"),
     ({"is_generation": False}, "does not generate"),
 ])  # fmt: skip
 def test_models(changes, word):
