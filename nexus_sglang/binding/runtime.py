@@ -223,8 +223,9 @@ class NexusRuntime:
         """Tokens this request holds at most once it is evicted from: its budget, or a protected prefix plus the
         private floor, whichever is more."""
         budget = self.budget_of(req, prompt_tokens)
-        shared = self.config.whole_blocks(self.tree.shared_resident(req.last_node))
-        protected = max(self.pin_of(req, budget), shared)
+        shared = self.tree.shared_length(req.last_node)
+        parting = self.config.whole_blocks(shared) - shared  # its own tokens in the block in which readers part
+        protected = max(self.pin_of(req, budget), self.tree.shared_resident(req.last_node) + parting)
         held = max(budget, protected + self.config.private_floor(budget) if protected else 0)
         return min(held, self.largest_budget) if self.can_thin(req) else held
 

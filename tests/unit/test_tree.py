@@ -152,6 +152,21 @@ def test_the_device_is_asked_once_per_change(forest, monkeypatch):
     assert core.shared_resident(half) == 45 and core.resident_on_path(other) == 50 and len(asked) == 5
 
 
+def test_admission_prices_the_whole_block_in_which_readers_part():
+    """145 shared tokens protect five blocks of 32: of the evicted prefix what is left, and 15 tokens that are not shared."""
+    from nexus_sglang.binding.request_params import Hints
+    from nexus_sglang.binding.runtime import NexusRuntime
+    from nexus_sglang.config import NexusConfig
+
+    config = NexusConfig("nexus")
+    runtime = NexusRuntime(config, PageTable(8192, 4096), chunk=256, overlap=False)
+    runtime.tree = SimpleNamespace(shared_length=lambda node: 145, shared_resident=lambda node: 64)
+    req = SimpleNamespace(last_node=0, nexus_hints=Hints())
+    assert runtime.steady_size(req, 400) == 64 + 15 + config.private_floor(128)
+    runtime.tree = SimpleNamespace(shared_length=lambda node: 0, shared_resident=lambda node: 0)
+    assert runtime.steady_size(req, 400) == 128
+
+
 def test_cold_nodes_are_thinned_oldest_first(forest):
     from nexus_sglang.binding.pressure import relieve
     from nexus_sglang.config import NexusConfig
