@@ -322,6 +322,17 @@ def test_budgets_of_one_document_are_played_together_and_a_stop_is_heard():
     early, heard = Recorder(stop_after=2), []
     run_jobs(early, jobs, 4, lambda job, row: heard.append(job.key), early.stop)
     assert len(heard) == 4
+    talks = [job for job in jobs if job.kind == "conversation"]
+
+    class Interrupted(Recorder):
+        def run(self, job):
+            if len(self.events) == 2:
+                self.stop.set()
+            return super().run(job)
+
+    recorder, heard = Interrupted(), []
+    run_jobs(recorder, talks, 1, lambda job, row: heard.append(job.key), recorder.stop)
+    assert heard == [job.key for job in talks[:3]], "conversations are one group, and hear it too; what ran is kept"
 
 
 @pytest.mark.parametrize(

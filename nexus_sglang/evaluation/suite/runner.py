@@ -153,13 +153,17 @@ def run_jobs(
     """Run jobs; ``done`` hears each row.
 
     The budgets of one document or text are played side by side (they never share a prefix), then the cache is emptied.
-    Conversations are played ``at_once`` at a time. Ends early, between groups, once ``stop`` is set.
+    Conversations are played ``at_once`` at a time. Once ``stop`` is set no further job begins.
     """
+
+    def one(job: Job) -> dict[str, Any] | None:
+        return None if stop.is_set() else runner.run(job)
 
     def play(together: list[Job]) -> None:
         with ThreadPoolExecutor(at_once) as threads:
-            for job, row in zip(together, threads.map(runner.run, together), strict=True):
-                done(job, row)
+            for job, row in zip(together, threads.map(one, together), strict=True):
+                if row is not None:
+                    done(job, row)
         runner.flush()
 
     groups: dict[tuple, list[Job]] = {}
