@@ -14,7 +14,7 @@ import pytest
 from nexus_sglang.cli import main
 from nexus_sglang.config import ConfigError
 from nexus_sglang.evaluation.server import ServerError
-from nexus_sglang.evaluation.suite import fidelity
+from nexus_sglang.evaluation.suite import command, fidelity
 from nexus_sglang.evaluation.suite.command import check_data, check_inputs
 from nexus_sglang.evaluation.suite.conversations import KINDS, RULES, Script, make_conversation
 from nexus_sglang.evaluation.suite.documents import TASKS, make_document
@@ -355,3 +355,14 @@ def test_rows_are_json(tmp_path):
     fill(tmp_path / "results.jsonl")
     lines = (tmp_path / "results.jsonl").read_text().splitlines()
     assert all(isinstance(json.loads(line), dict) for line in lines)
+
+
+def test_commands_are_recorded_without_paths():
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    command.add_command(parser.add_subparsers())
+    words = ["eval", "--out", "/somewhere/else/mine", "--data", "/home/me/chats.jsonl", "--budgets", "0.2"]
+    args = parser.parse_args(words)
+    args.command_line = words
+    assert command.command_line(args) == "nexus-sglang eval --out mine --data chats.jsonl --budgets 0.2"

@@ -236,7 +236,8 @@ def _missing(settings: Settings, policy: str, data: list, results: Results) -> l
 def command_line(args: argparse.Namespace) -> str:
     """What was typed, without paths of this machine."""
     words = args.command_line or sys.argv[1:]
-    folders = {str(p) for p in (args.model if "/" in args.model else None, args.tokenizer, args.data, args.text) if p}
+    given = (args.model if "/" in args.model else None, args.tokenizer, args.data, args.text, args.out, args.document)
+    folders = {str(path) for path in given if path}
     return shlex.join(["nexus-sglang", *(Path(word).name if word in folders else word for word in words)])
 
 
