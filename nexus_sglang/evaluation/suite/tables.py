@@ -21,14 +21,21 @@ SOLVED = 0.25
 
 
 class Cell(NamedTuple):
-    """Mean of n values with half its 95 % interval; values of one document or conversation count as one."""
+    """Mean of n values with half its 95 % interval; values of one document or conversation count as one.
+
+    As text, fewer than three have no interval: it would be wider than the scale.
+    """
 
     mean: float
     half: float
     n: int
 
     def __str__(self) -> str:
-        return f"{self.mean:.2f} ±{self.half:.2f}" if self.n > 1 else f"{self.mean:.2f}"
+        return self.text(2)
+
+    def text(self, digits: int) -> str:
+        interval = f" ±{self.half:.{digits}f}" if self.n > 2 else ""
+        return f"{self.mean:.{digits}f}{interval}"
 
 
 def student(n: int) -> float:
@@ -212,7 +219,7 @@ def fidelity(data: Rows) -> list[str]:
         seeds = [row["seed"] for row in rows]
         kl, top1 = (cell([row[name] for row in rows], seeds) for name in ("kl", "top1"))
         nll, full = (sum(row[name] for row in rows) / len(rows) for name in ("nll", "nll_full"))
-        return [f"{kl.mean:.3f} ±{kl.half:.3f}", str(top1), f"{math.exp(nll):.1f}", f"{math.exp(full):.1f}"]
+        return [kl.text(3), str(top1), f"{math.exp(nll):.1f}", f"{math.exp(full):.1f}"]
 
     return _by_budget(data, ["KL, nats", "top-1 agreement", "perplexity", "perplexity, full"], line)
 
