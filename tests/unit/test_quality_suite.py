@@ -20,7 +20,7 @@ from nexus_sglang.evaluation.suite.conversations import KINDS, RULES, Script, ma
 from nexus_sglang.evaluation.suite.documents import TASKS, make_document
 from nexus_sglang.evaluation.suite.fidelity import Position
 from nexus_sglang.evaluation.suite.plan import FULL, Job, Results, Settings, read_results
-from nexus_sglang.evaluation.suite.report import write_report
+from nexus_sglang.evaluation.suite.report import render, write_report
 from nexus_sglang.evaluation.suite.runner import Runner, run_jobs
 from nexus_sglang.evaluation.suite.scoring import match_all, match_part, match_word
 from nexus_sglang.evaluation.suite.tables import FEWEST, Rows, cell, residency, wins
@@ -366,3 +366,12 @@ def test_commands_are_recorded_without_paths():
     args = parser.parse_args(words)
     args.command_line = words
     assert command.command_line(args) == "nexus-sglang eval --out mine --data chats.jsonl --budgets 0.2"
+
+
+def test_the_quality_page_is_what_its_results_say():
+    from pathlib import Path
+
+    root = Path(__file__).resolve().parents[2]
+    head, rows = read_results(root / "benchmarks" / "quality" / "results.jsonl")
+    links = [f"../benchmarks/quality/{name}.png" for name in ("accuracy", "depth", "tasks")]
+    assert render(head, Rows(list(rows.values())), links) == (root / "docs" / "quality.md").read_text()

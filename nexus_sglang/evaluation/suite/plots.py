@@ -37,7 +37,7 @@ def accuracy(data: Rows, path: Path) -> Path:
             cells = [data.mean_cell(setting, length, policy, budget, tasks) for budget in data.budgets]
             known = [(budget, found) for budget, found in zip(data.budgets, cells, strict=True) if found]
             axis.errorbar(
-                [b for b, _ in known], [c.mean for _, c in known], [c.half for _, c in known],
+                [b for b, _ in known], [c.mean for _, c in known], [c.half if c.n > 2 else 0.0 for _, c in known],
                 marker="o", markersize=3, capsize=2, linewidth=1, label=policy,
             )  # fmt: skip
         full = data.mean_cell(setting, length, FULL, 1.0, tasks)
