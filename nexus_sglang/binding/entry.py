@@ -43,10 +43,10 @@ def install_serving_hooks() -> None:
 
 
 def install_chat_hooks() -> None:
-    """Hook the chat endpoint of this process (see ``hooks.CHAT``); called once a policy is known to be on.
+    """Hook the chat endpoints of this process (see ``hooks.CHAT``); called once a policy is known to be on.
 
     Raises:
-        SelfCheckError: the hook is not in place.
+        SelfCheckError: a hook is not in place.
     """
     from sglang.srt.plugins.hook_registry import HookRegistry
 

@@ -304,4 +304,7 @@ LAUNCH = (
 
 CHAT = (
     Hook("entrypoints.openai.serving_chat.OpenAIServingChat._convert_to_internal_request", "after", system_pin.pin_chat),
+    Hook("entrypoints.openai.serving_chat.OpenAIServingChat._process_messages", "after", system_pin.note_responses),
+    Hook("entrypoints.openai.serving_responses.OpenAIServingResponses._generate_with_builtin_tools", "before",
+         system_pin.pin_responses),
 )  # fmt: skip

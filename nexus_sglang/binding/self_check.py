@@ -95,7 +95,7 @@ def check_chat() -> None:
     """In the process that serves chat requests, with ``--kv-pin-system`` on.
 
     Raises:
-        SelfCheckError: the chat hook is missing.
+        SelfCheckError: a chat hook is missing.
     """
     from . import hooks
 

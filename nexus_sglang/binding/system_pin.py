@@ -13,6 +13,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,7 @@ class Prefixes:
 
 _prefixes = Prefixes()
 _warned = False
+_behind_responses: ContextVar[Any] = ContextVar("_behind_responses", default=None)
 
 
 def pin_length(serving: Any, request: Any, prompt_ids: Sequence[int], prefixes: Prefixes | None = None) -> int:
@@ -103,8 +105,8 @@ def pin_length(serving: Any, request: Any, prompt_ids: Sequence[int], prefixes: 
     return common_prefix(ids, prompt_ids[: len(ids)])
 
 
-def pin_chat(result: tuple[Any, Any], serving: Any, request: Any, *args: Any, **kwargs: Any) -> None:
-    """AFTER ``OpenAIServingChat._convert_to_internal_request``: the length becomes the request's ``kv_pin_tokens``.
+def _pin(serving: Any, request: Any, generate: Any) -> None:
+    """Put the length into the sampling parameters of a ``GenerateReqInput`` as ``kv_pin_tokens``.
 
     A client's own ``kv_pin_tokens`` stands. Whatever goes wrong here costs the pin, never the request.
     """
@@ -112,7 +114,6 @@ def pin_chat(result: tuple[Any, Any], serving: Any, request: Any, *args: Any, **
     config = flags.current()
     if config is None or not config.pin_system:
         return
-    generate = result[0]
     custom = generate.sampling_params.get("custom_params") or {}
     if "kv_pin_tokens" in custom or custom.get("kv_evict") is False or not generate.input_ids:
         return
@@ -126,3 +127,24 @@ def pin_chat(result: tuple[Any, Any], serving: Any, request: Any, *args: Any, **
         return
     if pin:
         generate.sampling_params["custom_params"] = {**custom, "kv_pin_tokens": pin}
+
+
+def pin_chat(result: tuple[Any, Any], serving: Any, request: Any, *args: Any, **kwargs: Any) -> None:
+    """AFTER ``OpenAIServingChat._convert_to_internal_request``: ``/v1/chat/completions`` and ``/v1/messages``."""
+    _pin(serving, request, result[0])
+
+
+def note_responses(result: Any, serving: Any, request: Any, *args: Any, **kwargs: Any) -> None:
+    """AFTER ``OpenAIServingChat._process_messages``: remember the chat request that ``/v1/responses`` makes and drops."""
+    from sglang.srt.entrypoints.openai.serving_responses import OpenAIServingResponses
+
+    if isinstance(serving, OpenAIServingResponses):
+        _behind_responses.set(request)
+
+
+def pin_responses(serving: Any, request_id: str, prompt: Any, adapted: Any, *args: Any, **kwargs: Any) -> None:
+    """BEFORE ``OpenAIServingResponses._generate_with_builtin_tools``, in the task that rendered the prompt."""
+    request = _behind_responses.get()
+    if request is not None:
+        _pin(serving, request, adapted)
+        _behind_responses.set(None)

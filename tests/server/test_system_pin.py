@@ -86,3 +86,24 @@ def test_a_system_prompt_beyond_the_pool_is_clipped_and_said(tight, tokenizer):
     held = ask(tight, [system, *history], tokens=8)["held"]
     assert held["pin_clipped"] and held["resident"] <= tight.info()["largest_budget"] + 32
     healthy(tight)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+def test_the_other_chat_endpoints_pin_what_chat_completions_pins(ours, tokenizer, path, stream):
+    system = tokenizer.decode(text_ids(tokenizer, 600, seed=405))
+    question = f"{prose(200, seed=406)} What happened first?"
+    messages = [{"role": "user", "content": question}]
+    wanted = ask(ours, [{"role": "system", "content": system}, *messages], tokens=4)["held"]
+    assert wanted["pinned"] >= 600 and wanted["evicted"] > 0
+    ours.flush()
+    body = {
+        "/v1/responses": {"instructions": system, "input": question, "max_output_tokens": 4},
+        "/v1/messages": {"system": system, "messages": messages, "max_tokens": 4},
+    }[path]
+    before = set(ours.info()["recent_requests"])
+    body["model"] = requests.get(ours.url + "/v1/models", timeout=60).json()["data"][0]["id"]
+    answer = requests.post(ours.url + path, json={"temperature": 0, "stream": stream, **body}, timeout=600)
+    answer.raise_for_status()
+    (held,) = (report for rid, report in ours.info()["recent_requests"].items() if rid not in before)
+    assert (held["pinned"], held["evicted"]) == (wanted["pinned"], wanted["evicted"])

@@ -157,3 +157,34 @@ def test_a_template_that_fails_costs_the_pin_not_the_request(hook, caplog):
         assert hook(serving=Serving(strict)) is None and hook(serving=Serving(strict)) is None
     (record,) = caplog.records
     assert "--kv-pin-system" in record.message and "roles must alternate" in record.message
+
+
+def test_the_responses_endpoint_pins_through_the_chat_request_it_makes(monkeypatch):
+    from sglang.srt.entrypoints.openai.serving_responses import OpenAIServingResponses
+
+    class Responses(OpenAIServingResponses):
+        def __init__(self):
+            self.chat = Serving(chatml)
+
+        def _process_messages(self, request, is_multimodal):
+            result = self.chat._process_messages(request, is_multimodal)
+            system_pin.note_responses(result, self, request, is_multimodal)
+            return result
+
+    monkeypatch.setattr(system_pin, "_prefixes", system_pin.Prefixes())
+    monkeypatch.setenv(ENV_CARRIER, NexusConfig("nexus").to_json())
+    serving, request = Responses(), chat([RULES, HELLO])
+    ids = serving._process_messages(request, False).prompt_ids
+    first, second = (SimpleNamespace(sampling_params={}, input_ids=ids) for _ in range(2))
+    system_pin.pin_responses(serving, "id", ids, first, first.sampling_params, None)
+    assert first.sampling_params == {"custom_params": {"kv_pin_tokens": LENGTH}}
+    system_pin.pin_responses(serving, "id", ids, second, second.sampling_params, None)
+    assert second.sampling_params == {}, "a prompt rendered another way (Harmony) has no chat request behind it"
+
+
+def test_a_chat_request_leaves_nothing_for_the_responses_endpoint(monkeypatch):
+    monkeypatch.setenv(ENV_CARRIER, NexusConfig("nexus").to_json())
+    system_pin.note_responses(None, Serving(chatml), chat([RULES, HELLO]), False)
+    adapted = SimpleNamespace(sampling_params={}, input_ids=[1, 2])
+    system_pin.pin_responses(None, "id", [1, 2], adapted)
+    assert adapted.sampling_params == {}
