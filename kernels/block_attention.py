@@ -68,6 +68,12 @@ def block_attention(
     return _sum_blocks(probs, cells, blocks, block_size)
 
 
+def block_starts(ordinal: torch.Tensor, blocks: int) -> torch.Tensor:
+    """int32 ``[N + 1]``: where in ascending ``ordinal`` each block begins, and its length at the end."""
+    edges = torch.arange(blocks + 1, dtype=ordinal.dtype, device=ordinal.device)
+    return torch.searchsorted(ordinal.contiguous(), edges, out_int32=True)
+
+
 def _check_rows(queries, key_pool, blocks: int, block_size: int, out: torch.Tensor, reduction: str) -> None:
     """Raise ValueError naming the argument that does not fit."""
     if reduction not in REDUCTIONS:
@@ -94,6 +100,7 @@ def _rows_torch(
     out: torch.Tensor,
     reduction: str,
     lse: torch.Tensor | None = None,
+    starts: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Softmax attention of one layer per head, summed per block, reduced over heads, accumulated into ``out``.
 
@@ -108,6 +115,7 @@ def _rows_torch(
         reduction: ``max`` or ``sum``, over heads and with what ``out`` holds.
         lse: float ``[W, Hq]``, log-sum-exp of all visible scaled scores, where the attention kernel left it:
             saves reading the keys twice.
+        starts: :func:`block_starts` of ``ordinal``, to compute it once for all layers.
 
     Returns:
         ``out``. A query that sees no key adds nothing.
@@ -188,6 +196,22 @@ def _lse_kernel(
     tl.store(partial_ptr + place, result, mask=(w < window) & (g < GROUP))
 
 
+@triton.jit(do_not_specialize=["splits", "count"])
+def _join_kernel(partial_ptr, out_ptr, splits, count, TILE: tl.constexpr):
+    """Log-sum-exp over the splits: float32 ``[splits, count]`` to ``[count]``."""
+    i = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    top = tl.full((TILE,), float("-inf"), tl.float32)
+    total = tl.zeros((TILE,), tl.float32)
+    for split in range(splits):
+        part = tl.load(partial_ptr + split * count + i, mask=i < count, other=float("-inf"))
+        new_top = tl.maximum(top, part)
+        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+        total = total * tl.exp(top - shift) + tl.exp(part - shift)
+        top = new_top
+    result = tl.where(total > 0, top + tl.log(tl.where(total > 0, total, 1.0)), float("-inf"))
+    tl.store(out_ptr + i, result, mask=i < count)
+
+
 @triton.jit(do_not_specialize=["blocks", "window"])
 def _rows_kernel(
     q_ptr, pool_ptr, slots_ptr, query_positions_ptr, key_positions_ptr, starts_ptr, lse_ptr, out_ptr, blocks, window,
@@ -233,9 +257,10 @@ def _shapes(queries: torch.Tensor, key_pool: torch.Tensor) -> dict:
     window, heads, dim = queries.shape
     group = heads // key_pool.shape[1]
     group_p = triton.next_power_of_2(group)
-    tile = min(triton.next_power_of_2(window), max(_ROWS // group_p, 1))
     # Tensor cores take one dtype. The interpreter keeps bfloat16 as raw bits and would multiply those.
     mixed = queries.dtype != key_pool.dtype or queries.dtype == torch.float32
+    rows = 16 if mixed and dim > 128 else _ROWS  # single precision: shared memory
+    tile = min(triton.next_power_of_2(window), max(rows // group_p, 1))
     return {
         "HEADS": heads, "GROUP": group, "GROUP_P": group_p, "DIM": dim, "DIM_P": max(triton.next_power_of_2(dim), 16),
         "WINDOW_TILE": max(tile, 16 // group_p), "UPCAST": mixed or interpreted(),
@@ -244,7 +269,8 @@ def _shapes(queries: torch.Tensor, key_pool: torch.Tensor) -> dict:
 
 
 def _rows_triton(
-    queries, key_pool, slots, query_positions, key_positions, ordinal, blocks, block_size, scale, out, reduction, lse=None
+    queries, key_pool, slots, query_positions, key_positions, ordinal, blocks, block_size, scale, out, reduction, lse=None,
+    starts=None,
 ):  # fmt: skip
     _check_rows(queries, key_pool, blocks, block_size, out, reduction)
     queries = queries if queries.stride(-1) == 1 else queries.contiguous()
@@ -260,9 +286,9 @@ def _rows_triton(
             queries, key_pool, slots, query_positions, key_positions, partial, tokens, window, scale, *strides,
             SPLIT=_SPLIT, TILE=_TILE, **shapes,
         )  # fmt: skip
-        lse = torch.logsumexp(partial, dim=0)
-    edges = torch.arange(blocks + 1, dtype=ordinal.dtype, device=ordinal.device)
-    starts = torch.searchsorted(ordinal.contiguous(), edges, out_int32=True)
+        lse = torch.empty((window, shapes["HEADS"]), device=out.device)
+        _join_kernel[(triton.cdiv(lse.numel(), _ROWS),)](partial, lse, len(partial), lse.numel(), TILE=_ROWS)
+    starts = block_starts(ordinal, blocks) if starts is None else starts
     block_p = triton.next_power_of_2(block_size)
     blocks_tile = max(_TILE // block_p, 1)
     _rows_kernel[(triton.cdiv(blocks, blocks_tile), window_tiles)](

@@ -69,7 +69,7 @@ def _priorities_torch(
         ValueError: an unknown law.
     """
     _check_law(law)
-    w, log_u = weights.double(), draw(seed, identity, events, draws if law == "exponential-keys" else 1).log()
+    w, log_u = weights.double(), _draw_torch(seed, identity, events, draws if law == "exponential-keys" else 1).log()
     if law == "exponential-keys":
         keys = torch.logsumexp(log_u / w.clamp_min(1e-300)[:, None], dim=1) - math.log(draws)
         keys = torch.where(w > 0, keys, -torch.inf)

@@ -21,6 +21,7 @@ class NexusAllocator(BaseTokenToKVPoolAllocator):
         super().__init__(table.virtual_size, 1, dtype, device, kvcache, need_sort)
         self.table = table
         self.runtime = None  # set by the runtime once rows and layers exist
+        self._verified = (None, None)
 
     @property
     def free_pages(self) -> torch.Tensor:
@@ -77,12 +78,19 @@ class NexusAllocator(BaseTokenToKVPoolAllocator):
         return result
 
     def verify_byte_accounting(self) -> list[str]:
-        """SGLang asks at idle; what is returned is raised as a leak."""
+        """SGLang asks at idle, over and over; what is returned is raised as a leak.
+
+        Free lists are replaced whenever ids change hands, so what has been verified is not looked at again.
+        """
+        lists = (self.table.free_virtual, self.table.free_physical)
+        if all(now is before for now, before in zip(lists, self._verified, strict=True)):
+            return []
         try:
             self.table.check_integrity()
             self.runtime.rows.check_integrity()
         except IntegrityError as err:
             return [f"nexus: {err}"]
+        self._verified = lists
         return []
 
     def resize(self, config) -> None:

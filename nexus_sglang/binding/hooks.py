@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..config import ConfigError, TokenAmount
-from ..memory.capacity import side_memory, virtual_size
+from ..memory.capacity import affordable_requests, request_memory, side_memory, virtual_size
 from ..memory.page_table import PageTable
 from ..statistics.query_window import LayerShape
 from . import attention_hooks, flags, parallel, rejects, request_params, self_check, system_pin, telemetry
@@ -69,21 +69,40 @@ def reserve_memory(original, configurator, *args, **kwargs):
     free = original(configurator, *args, **kwargs)
     if configurator.device == "cpu":
         return free
-    from sglang.srt.runtime_context import get_parallel
-
-    config, model = flags.current(), configurator.model_config
     tokens = configurator.config_from_budget(free).max_total_num_tokens
     requests = configurator.resolve_max_num_reqs(tokens)
-    taken = side_memory(
-        requests, model.context_len, config.window, model.num_hidden_layers,
-        model.get_max_num_attention_heads() // get_parallel().attn_tp_size, model.head_dim,
-        configurator.model_dtype.itemsize, virtual_size(tokens, config, model.context_len, requests),
-    )  # fmt: skip
+    ids = virtual_size(tokens, flags.current(), configurator.model_config.context_len, requests)
+    taken = side_memory(requests, _per_request(configurator), ids)
     shown = f"{taken / 2**30:.2f} of {free / 2**30:.2f} GiB go to query windows and rows of {requests} requests"
     if taken >= free:
         raise ConfigError(f"--kv-policy leaves no memory for the KV pool: {shown}. Recipe: lower --max-running-requests.")
-    logger.info("nexus: %s; less with --max-running-requests", shown)
+    logger.info("nexus: %s; --max-running-requests sets how many", shown)
     return free - taken
+
+
+def limit_requests(result, configurator, token_capacity):
+    """AFTER ``KVCacheConfigurator.resolve_max_num_reqs``: on a GPU, where nobody said how many, no more requests than
+    have windows and rows in a small share of the pool's bytes."""
+    from sglang.srt.runtime_context import get_parallel, get_schedule
+
+    if configurator.device == "cpu" or get_schedule().max_running_requests is not None:
+        return result
+    model = configurator.model_config
+    heads = model.get_num_kv_heads(get_parallel().attn_tp_size)
+    token = 2 * model.num_hidden_layers * heads * model.head_dim * configurator.kv_cache_dtype.itemsize
+    return min(result, affordable_requests(token_capacity * token, _per_request(configurator)))
+
+
+def _per_request(configurator) -> int:
+    """Bytes allocated for each request that may run."""
+    from sglang.srt.runtime_context import get_parallel
+
+    model = configurator.model_config
+    heads = model.get_max_num_attention_heads() // get_parallel().attn_tp_size
+    return request_memory(
+        model.context_len, flags.current().window, model.num_hidden_layers, heads, model.head_dim,
+        configurator.model_dtype.itemsize,
+    )  # fmt: skip
 
 
 def translate_writes(result, runner):
@@ -225,6 +244,8 @@ def scheduler_ready(result, scheduler, *args, **kwargs):
     runtime.waiting = lambda: scheduler.waiting_queue
     if not scheduler.tree_cache.disable:
         runtime.attach_tree(scheduler.tree_cache.tree_core)
+    if str(runtime.table.device) != "cpu":  # where kernels are compiled
+        runtime.evictor.warm_up()
     logger.info(
         "nexus: policy %s, budget %s, block %d; %d virtual ids over %d physical slots, largest budget %d, "
         "query window %.1f MiB",
@@ -267,6 +288,7 @@ def log_batch(result, reporter, *args, **kwargs):
 
 SERVE = (
     Hook("mem_cache.kv_cache_configurator.KVCacheConfigurator._profile_available_bytes", "around", reserve_memory),
+    Hook("mem_cache.kv_cache_configurator.KVCacheConfigurator.resolve_max_num_reqs", "after", limit_requests),
     Hook("mem_cache.kv_cache_configurator.KVCacheConfigurator._build_token_to_kv_pool_allocator", "around", build_allocator),
     Hook("model_executor.model_runner.ModelRunner.init_kv_index_translator", "after", translate_writes),
     Hook("model_executor.model_runner.ModelRunner.init_attention_backends", "after", adopt_layers),

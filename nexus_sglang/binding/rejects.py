@@ -80,6 +80,8 @@ REFUSALS = (
     Refusal("--cuda-graph-backend-prefill", _whole_prefill_graphs,
             "a graph of a whole prefill would freeze which queries are kept",
             "use --cuda-graph-backend-prefill breakable, or disabled"),
+    Refusal("--enable-nvidia-megakernel", _on("enable_nvidia_megakernel"),
+            "it replaces the attention that evicted sequences are read by", "drop the flag"),
     Refusal("--enable-mixed-chunk", _on("enable_mixed_chunk"),
             "a batch is prefill or decode here", "drop the flag"),
     Refusal("--enable-two-batch-overlap", _on("enable_two_batch_overlap"), "it splits a batch under way", "drop the flag"),

@@ -11,6 +11,7 @@ per kind of evidence, and in debug mode compare their choice over the CPU.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from ..statistics.parallel import ALONE, ScoreGroup
 from ..statistics.query_window import QueryWindow
 from ..transfer import download, upload
 from .sequence import EvictionEvent, RunningSequence, block_identities
+
+logger = logging.getLogger(__name__)
 
 
 class PolicyError(RuntimeError):
@@ -81,6 +84,26 @@ class Evictor:
         self.table, self.rows, self.ledger, self.window = table, rows, ledger, window
         self.keys_of, self.values_of, self.group = keys_of, values_of, group
         self.counters = Counters()
+
+    def warm_up(self) -> None:
+        """Do on padding what an event does on the device, so that no kernel is compiled while requests wait.
+
+        Changes nothing. Whatever a policy makes of padding is dropped; what it cannot digest is logged.
+        """
+        size, device = self.config.block_size, self.table.device
+        blocks = max(4, -(-self.config.window // size))
+        index, length = torch.arange(blocks, device=device), blocks * size
+        where = torch.arange(length, device=device)
+        padding = torch.zeros_like(where)
+        names = Blocks(index, index < 0, index, self.ledger.read(padding[:blocks]), length, self.config.seed)
+        try:
+            evidence = measure(self.policy, self.window, self.keys_of, self.values_of, 0, length, padding, where, where // size,
+                               blocks, size, self.group)  # fmt: skip
+            weighing = self.policy.weigh(evidence, names)
+            self._order(weighing.weights, self.policy.prioritise(weighing.weights, names, 1), names.candidates)
+        except Exception as err:
+            logger.warning("nexus: warm-up without effect (%s: %s)", type(err).__name__, err)
+        self.table.evict(padding[:1], mapped=0)
 
     def after_prefill(self, seq: RunningSequence, protected: int, room: int) -> None:
         """A prefill pass of this sequence ran.

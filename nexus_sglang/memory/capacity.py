@@ -8,6 +8,11 @@ VIRTUAL_LIMIT = 16
 """Most virtual ids per physical slot: a virtual id costs tens of bytes, a KV slot tens of kilobytes."""
 VIRTUAL_ID_BYTES = 24
 """Page table, free list, and the ledger of a policy that remembers one number per block."""
+REQUEST_SHARE = 1 / 16
+"""Most of the pool's memory that query windows and rows may take where nobody chose ``--max-running-requests``. SGLang
+would admit 2,048 requests or more, whose windows can outweigh the pool of a large model."""
+FEWEST_REQUESTS = 64
+"""Requests that are admitted even where they take more than that."""
 
 
 def virtual_size(physical: int, config: NexusConfig, context_length: int, max_requests: int) -> int:
@@ -31,15 +36,22 @@ def largest_budget(physical: int, config: NexusConfig, chunk: int, overlap: bool
     return physical - chunk_room(chunk, overlap) - 2 * config.block_size
 
 
-def side_memory(
-    requests: int, context_length: int, window: int, layers: int, heads: int, head_dim: int, element: int, virtual: int
-) -> int:
-    """Bytes that are allocated beside the KV pool: query windows, compact rows, and what is kept per virtual id.
+def request_memory(context_length: int, window: int, layers: int, heads: int, head_dim: int, element: int) -> int:
+    """Bytes that are allocated for each request that may run: its query window and its compact row.
 
     Args:
-        heads, element: query heads on this rank, and bytes per number of theirs. virtual: virtual ids.
+        heads, element: query heads on this rank, and bytes per number of theirs.
     """
-    per_request = window * layers * heads * head_dim * element + 2 * 4 * context_length
+    return window * layers * heads * head_dim * element + 2 * 4 * context_length
+
+
+def affordable_requests(free: int, per_request: int) -> int:
+    """How many requests fit ``REQUEST_SHARE`` of ``free`` bytes, but no fewer than ``FEWEST_REQUESTS``."""
+    return max(FEWEST_REQUESTS, int(free * REQUEST_SHARE) // per_request - 1)
+
+
+def side_memory(requests: int, per_request: int, virtual: int) -> int:
+    """Bytes that are allocated beside the KV pool: for requests (and SGLang's padding row), and per virtual id."""
     return (requests + 1) * per_request + VIRTUAL_ID_BYTES * virtual
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from nexus_sglang.kernels.block_attention import MAX_BLOCK_SIZE, block_attention, block_attention_rows
+from nexus_sglang.kernels.block_attention import MAX_BLOCK_SIZE, block_attention, block_attention_rows, block_starts
 
 from ..policy.base import Evidence, Policy
 from .parallel import ALONE, ScoreGroup
@@ -18,6 +18,8 @@ NEEDS = ("needs_attention", "needs_values", "needs_keys", "needs_expected", "nee
 """What a policy may ask for."""
 
 
+_AT_ONCE = 2**26
+"""Numbers of one layer that :func:`distinctiveness` turns into single precision at a time: long sequences by heads."""
 _FUSED = {"max": "max", "mean": "sum"}
 """Head reductions of this package that ``block_attention_rows`` does while it reads the keys."""
 
@@ -59,9 +61,13 @@ def distinctiveness(vectors: torch.Tensor) -> torch.Tensor:
     Returns:
         float32 ``[T]`` in [0, 2]: 1 - cos(vector, mean of unit vectors), mean over heads.
     """
-    unit = torch.nn.functional.normalize(vectors.float(), dim=-1)
-    anchor = torch.nn.functional.normalize(unit.mean(dim=0, keepdim=True), dim=-1)
-    return 1 - (unit * anchor).sum(dim=-1).mean(dim=-1)
+    tokens, heads, dim = vectors.shape
+    alike = 0
+    for part in vectors.split(max(1, _AT_ONCE // max(tokens * dim, 1)), dim=1):
+        unit = torch.nn.functional.normalize(part.float(), dim=-1)
+        anchor = torch.nn.functional.normalize(unit.mean(dim=0, keepdim=True), dim=-1)
+        alike = alike + (unit * anchor).sum(dim=-1).sum(dim=-1)
+    return 1 - alike / heads
 
 
 def expected_attention(
@@ -93,14 +99,17 @@ def block_sums(per_token: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     return torch.segment_reduce(per_token, "sum", lengths=tokens, axis=0, unsafe=True)  # unsafe: lengths go unchecked
 
 
-def _attend(reduction: _HeadReduction, queries, key_pool, slots, at, positions, ordinal, blocks, size, scale) -> None:
+def _attend(
+    reduction: _HeadReduction, queries, key_pool, slots, at, positions, ordinal, starts, blocks, size, scale
+) -> None:  # fmt: skip
     """Add one layer's attention to ``reduction``: fused where the kernel can, else head by head."""
     if reduction.kind in _FUSED and size <= MAX_BLOCK_SIZE:
         if reduction.total is None:
             reduction.total = torch.zeros((len(queries), blocks), dtype=torch.float32, device=queries.device)
         block_attention_rows(
-            queries, key_pool, slots, at, positions, ordinal, blocks, size, scale, reduction.total, _FUSED[reduction.kind]
-        )
+            queries, key_pool, slots, at, positions, ordinal, blocks, size, scale, reduction.total, _FUSED[reduction.kind],
+            starts=starts,
+        )  # fmt: skip
         reduction.heads += queries.shape[1]
         return
     keys = key_pool[slots]
@@ -140,16 +149,17 @@ def measure(
     if not any(getattr(policy, need) for need in NEEDS):
         return Evidence()
     at = window.positions(row, length)
-    edges = torch.arange(blocks + 1, dtype=ordinal.dtype, device=ordinal.device)
-    tokens = torch.searchsorted(ordinal.contiguous(), edges).diff()
-    per_block = lambda x: block_sums(x.float(), tokens) / tokens.clamp_min(1)  # noqa: E731
+    starts = block_starts(ordinal, blocks)
+    tokens = starts.long().diff()
+    divisor = tokens.clamp_min(1)
+    per_block = lambda x: block_sums(x.float(), tokens) / divisor  # noqa: E731
     attention = _HeadReduction(policy.head_reduction, group)
     expected = _HeadReduction("mean" if policy.head_reduction == "qk" else policy.head_reduction, group)
     norms, distinct_keys, distinct_values = [], [], []
     for layer, shape in window.layers.items():
         queries, pool = window.queries(layer, row, at), keys_of(layer)
         if policy.needs_attention:
-            _attend(attention, queries, pool, slots, at, positions, ordinal, blocks, block_size, shape.scale)
+            _attend(attention, queries, pool, slots, at, positions, ordinal, starts, blocks, block_size, shape.scale)
         if policy.needs_keys:
             distinct_keys.append(per_block(distinctiveness(pool[slots])))
         if not (policy.needs_values or policy.needs_expected or policy.needs_distinct_values):

@@ -210,3 +210,36 @@ def test_block_identity_is_content_and_place():
     repeated = block_identities([5] * 64, np.arange(8), 8)
     assert len(set(repeated.tolist())) == 8, "the same text elsewhere draws anew"
     assert block_identities(tokens, np.array([8]), 8).tolist() == [0], "unknown tokens have no identity yet"
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_a_warm_up_changes_nothing(policy, caplog):
+    plain, warmed = bench(policy), bench(policy)
+    warmed.evictor.warm_up()
+    assert warmed.evictor.counters == plain.evictor.counters and not caplog.records
+    events = []
+    for b in (plain, warmed):
+        seq = b.sequence(1, 300, budget=80)
+        b.evictor.after_prefill(seq, protected=30, room=0)
+        b.evictor.warm_up() if b is warmed else None
+        for length in range(301, 320):
+            b.grow(1, length)
+            b.evictor.after_decode(seq, lambda: 30)
+        b.table.check_integrity(), b.rows.check_integrity()
+        events.append(
+            (seq.events, b.rows.slots.tolist(), b.table.free_physical.tolist(), b.ledger.weight.nan_to_num(-1).tolist())
+        )
+    assert events[0] == events[1] and len(events[0][0]) > 1
+
+
+def test_a_policy_that_cannot_digest_padding_does_not_stop_the_server(caplog):
+    class Picky(Policy):
+        name = "picky"
+
+        def weigh(self, evidence, blocks):
+            raise ValueError("no evidence")
+
+    b = bench()
+    b.evictor.policy = Picky()
+    b.evictor.warm_up()
+    assert "warm-up" in caplog.text and "no evidence" in caplog.text

@@ -2,6 +2,7 @@
 
 import pytest
 from test_evictor import bench
+from triton.runtime.interpreter import InterpretedFunction
 
 POLICIES = [
     ("nexus", {}), ("nexus", {"head_reduction": "mean"}), ("nexus-paper", {}), ("h2o", {}), ("expected-attention", {}),
@@ -28,3 +29,26 @@ def test_same_events_rows_and_free_slots(policy, fields, monkeypatch):
         monkeypatch.setenv("NEXUS_SGLANG_KERNELS", name)
         results[name] = history(policy, fields)
     assert results["torch"] == results["triton"] and len(results["torch"][0]) > 4
+
+
+@pytest.mark.parametrize("policy", ["nexus", "h2o", "expected-attention"])
+def test_the_warm_up_compiles_what_an_event_needs(policy, monkeypatch):
+    launched, run = set(), InterpretedFunction.run
+
+    def noted(self, *args, **options):
+        launched.add(self.__name__)
+        return run(self, *args, **options)
+
+    monkeypatch.setenv("NEXUS_SGLANG_KERNELS", "triton")
+    monkeypatch.setattr(InterpretedFunction, "run", noted)
+    b = bench(policy)
+    seq = b.sequence(1, 300, budget=80)
+    launched.clear()
+    b.evictor.warm_up()
+    warmed = set(launched)
+    launched.clear()
+    b.rows.rebuild(1)
+    rows = set(launched)  # those run at each admission
+    launched.clear()
+    b.evictor.after_prefill(seq, protected=30, room=0)
+    assert seq.events and launched - rows and launched - rows <= warmed
