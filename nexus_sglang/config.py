@@ -100,6 +100,7 @@ class NexusConfig:
         seed: seed of every random draw (counter-based, see ``policy/draws.py``).
         policy_config: the policy's own fields.
         debug: check every invariant after each operation (slow; for tests).
+        timing: clock decode passes and the evictions after them, waiting for the device (for benchmarks).
     """
 
     policy: str
@@ -115,6 +116,7 @@ class NexusConfig:
     seed: int = 0
     policy_config: dict[str, Any] = field(default_factory=dict)
     debug: bool = False
+    timing: bool = False
 
     def __post_init__(self) -> None:
         put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731  (frozen dataclass)

@@ -54,7 +54,8 @@ def config_from(settings: dict[str, Any]) -> NexusConfig | None:
         if stray and policy is None:
             raise ConfigError(f"{', '.join(stray)} without --kv-policy: add --kv-policy nexus")
         return None
-    config = NexusConfig(debug=os.environ.get("NEXUS_SGLANG_DEBUG") == "1", **given)
+    modes = {name: os.environ.get(f"NEXUS_SGLANG_{name.upper()}") == "1" for name in ("debug", "timing")}
+    config = NexusConfig(**modes, **given)
     probe(make_policy(config.policy, config.policy_config))
     return config
 

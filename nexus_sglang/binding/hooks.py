@@ -150,8 +150,14 @@ def run_forward(original, worker, batch, *args, **kwargs):
     """
     runtime = worker.model_runner.token_to_kv_pool_allocator.runtime
     runtime.before_forward(batch)
+    clocked = runtime.config.timing and batch is not None and batch.forward_mode.is_decode()
+    watch = telemetry.Stopwatch(runtime.evictor.counters, runtime.table.device) if clocked else None
     result = original(worker, batch, *args, **kwargs)
+    if watch:
+        watch.lap("decode_seconds")
     runtime.after_forward(batch)
+    if watch:
+        watch.lap("decode_eviction_seconds")
     return result
 
 

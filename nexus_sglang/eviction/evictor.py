@@ -40,7 +40,10 @@ class PolicyError(RuntimeError):
 
 @dataclass
 class Counters:
-    """What happened since the server started (``/server_info`` and the log line show them)."""
+    """What happened since the server started (``/server_info`` and the log line show them).
+
+    The seconds are counted with ``NEXUS_SGLANG_TIMING=1`` only.
+    """
 
     sequences: int = 0
     sequences_over_budget: int = 0
@@ -55,6 +58,8 @@ class Counters:
     tokens_thinned: int = 0
     tokens_dropped_with_leaves: int = 0
     retractions: int = 0
+    decode_seconds: float = 0.0
+    decode_eviction_seconds: float = 0.0
 
 
 class Evictor:
