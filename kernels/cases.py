@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from . import block_attention, compact_rows, page_table, reservoir, walk_weights
+from . import block_attention, compact_rows, distinctiveness, page_table, reservoir, walk_weights
 from .dispatch import VARIABLE, interpreted
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -96,6 +96,23 @@ def attention(
     pairs = layers * heads if reduction == "sum" else 1
     error = ((got.cpu() - wanted).abs() / pairs) / (wanted / pairs + 1 / len(index))
     return Outcome(float(error.max()), 1e-5 if interpreted() else 1e-4)
+
+
+def directions(device: str, seed: int, kv_heads: int, dim: int, blocks: int, block_size: int, dtype: str) -> Outcome:
+    """Absolute error, of a number in [0, 2]. Blocks are ragged, slots in no order; one block in ten is empty."""
+    g = torch.Generator().manual_seed(seed)
+    sizes = torch.randint(1, block_size + 1, (blocks,), generator=g)
+    sizes[1:][torch.rand(blocks - 1, generator=g) < 0.1] = 0
+    starts = torch.cat((torch.zeros(1, dtype=torch.int64), sizes.cumsum(0))).to(torch.int32)
+    tokens = int(starts[-1])
+    lean = torch.randn(kv_heads, dim, generator=g)  # vectors share a direction, as keys do
+    pool = (torch.randn(tokens + 9, kv_heads, dim, generator=g) + lean).to(DTYPES[dtype])
+    slots = torch.randperm(tokens + 8, generator=g)[:tokens] + 1
+    pool[slots[:1]] = 0
+    here, there = _pair(device, pool, slots, starts)
+    measured = distinctiveness.block_distinctiveness
+    got, wanted = measured.kernel(*here, block_size).cpu(), measured.reference(*there, block_size)
+    return Outcome(float((got - wanted).abs().max()), 1e-5)
 
 
 def walk(device: str, seed: int, batch: int, window: int, blocks: int, steps: int) -> Outcome:
@@ -211,6 +228,7 @@ def table(device: str, seed: int, virtual_size: int, ids: int, short: int) -> Ou
 
 KERNELS: dict[str, Callable[..., Outcome]] = {
     "block_attention_rows": attention,
+    "block_distinctiveness": directions,
     "walk_weights": walk,
     "reservoir: draws": draws,
     "reservoir: priorities": priorities,

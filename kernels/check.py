@@ -33,6 +33,10 @@ _ATTENTION_GPU = [
 ]
 SMALL = {
     "block_attention_rows": [dict(zip(_WORDS, values, strict=True)) for values in _ATTENTION],
+    "block_distinctiveness": [
+        {"kv_heads": h, "dim": d, "blocks": n, "block_size": b, "dtype": t}
+        for h, d, n, b, t in ((1, 64, 1, 1, "fp32"), (3, 64, 37, 32, "bf16"), (2, 80, 9, 128, "fp16"), (2, 128, 700, 7, "fp32"))
+    ],
     "walk_weights": [
         {"batch": b, "window": w, "blocks": n, "steps": s}
         for b, w, n, s in ((1, 1, 1, 3), (3, 16, 300, 3), (2, 5, 257, 0), (2, 16, 64, 1024), (1, 16, 4096, 3))
@@ -61,6 +65,10 @@ SMALL = {
 """Shapes for the interpreter; the GPU runs them too."""
 LARGE = {
     "block_attention_rows": [dict(zip(_WORDS, values, strict=True)) for values in _ATTENTION_GPU],
+    "block_distinctiveness": [
+        {"kv_heads": 8, "dim": 128, "blocks": 4096, "block_size": 32, "dtype": "bf16"},
+        {"kv_heads": 2, "dim": 256, "blocks": 300, "block_size": 128, "dtype": "fp32"},
+    ],
     "walk_weights": [{"batch": 64, "window": 16, "blocks": 4096, "steps": 3}],
     "reservoir: draws": [{"batch": 64, "blocks": 4096, "count": 5}],
     "reservoir: priorities": [

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 import triton
-from nexus_sglang.kernels import block_attention, compact_rows, page_table, reservoir, walk_weights
+from nexus_sglang.kernels import block_attention, compact_rows, distinctiveness, page_table, reservoir, walk_weights
 
 GIB = 2**30
 
@@ -38,6 +38,22 @@ def attention_cases():
         for given in (lse, None):  # without it the keys are read twice; the floor counts them once all the same
             shape = {"tokens": tokens, "lse_given": given is not None}
             yield "block_attention_rows", shape, moved, block_attention.block_attention_rows, (*common, given)
+
+
+def direction_cases():
+    """The attention cases' pool. Vectors are read twice; the floor counts them once all the same."""
+    for tokens in (8192, 131_072):
+        pool = torch.randn(tokens * 5, 8, 128, dtype=torch.bfloat16, device="cuda")
+        slots = torch.randperm(tokens * 5, device="cuda")[:tokens].int()
+        starts = torch.arange(0, tokens + 1, 32, dtype=torch.int32, device="cuda")
+        moved = tokens * (8 * 128 * 2 + 4) + tokens // 32 * 8
+        yield (
+            "block_distinctiveness",
+            {"tokens": tokens},
+            moved,
+            distinctiveness.block_distinctiveness,
+            (pool, slots, starts, 32),
+        )
 
 
 def other_cases():
@@ -84,7 +100,7 @@ def main() -> int:
         return 2
     torch.manual_seed(0)
     rate = bandwidth()
-    results = [measure(*case, rate) for cases in (attention_cases(), other_cases()) for case in cases]
+    results = [measure(*case, rate) for cases in (attention_cases(), direction_cases(), other_cases()) for case in cases]
     report = {
         "device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
         "copy_bytes_per_second": rate, "results": results,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from nexus_sglang.kernels.block_attention import MAX_BLOCK_SIZE, block_attention, block_attention_rows, block_starts
+from nexus_sglang.kernels.distinctiveness import block_distinctiveness, block_sums
 
 from ..policy.base import Evidence, Policy
 from .parallel import ALONE, ScoreGroup
@@ -18,8 +19,6 @@ NEEDS = ("needs_attention", "needs_values", "needs_keys", "needs_expected", "nee
 """What a policy may ask for."""
 
 
-_AT_ONCE = 2**26
-"""Numbers of one layer that :func:`distinctiveness` turns into single precision at a time: long sequences by heads."""
 _FUSED = {"max": "max", "mean": "sum"}
 """Head reductions of this package that ``block_attention_rows`` does while it reads the keys."""
 
@@ -52,24 +51,6 @@ class _HeadReduction:
         return self.group.total(self.total) / (self.heads * self.group.world)
 
 
-def distinctiveness(vectors: torch.Tensor) -> torch.Tensor:
-    """How much each token's vector differs in direction from the mean direction (arXiv 2504.15364, there of keys).
-
-    Args:
-        vectors: ``[T, Hkv, D]``, keys or values.
-
-    Returns:
-        float32 ``[T]`` in [0, 2]: 1 - cos(vector, mean of unit vectors), mean over heads.
-    """
-    tokens, heads, dim = vectors.shape
-    alike = 0
-    for part in vectors.split(max(1, _AT_ONCE // max(tokens * dim, 1)), dim=1):
-        unit = torch.nn.functional.normalize(part.float(), dim=-1)
-        anchor = torch.nn.functional.normalize(unit.mean(dim=0, keepdim=True), dim=-1)
-        alike = alike + (unit * anchor).sum(dim=-1).sum(dim=-1)
-    return 1 - alike / heads
-
-
 def expected_attention(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tokens: torch.Tensor, scale: float
 ) -> torch.Tensor:
@@ -92,11 +73,6 @@ def expected_attention(
     expected = torch.softmax(logits.mean(dim=0) + logits.var(dim=0, unbiased=False) / 2, dim=-1)
     worth = (expected * values.float().norm(dim=-1).T[:, None, :]).view(heads, -1)
     return block_sums(worth.T.contiguous(), tokens).T[None]
-
-
-def block_sums(per_token: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """``[T, ..]`` summed over blocks to ``[N, ..]``, in order and without atomics; ``tokens``: int64 ``[N]``, per block."""
-    return torch.segment_reduce(per_token, "sum", lengths=tokens, axis=0, unsafe=True)  # unsafe: lengths go unchecked
 
 
 def _attend(
@@ -161,16 +137,16 @@ def measure(
         if policy.needs_attention:
             _attend(attention, queries, pool, slots, at, positions, ordinal, starts, blocks, block_size, shape.scale)
         if policy.needs_keys:
-            distinct_keys.append(per_block(distinctiveness(pool[slots])))
-        if not (policy.needs_values or policy.needs_expected or policy.needs_distinct_values):
+            distinct_keys.append(block_distinctiveness(pool, slots, starts, block_size))
+        if policy.needs_distinct_values:
+            distinct_values.append(block_distinctiveness(values_of(layer), slots, starts, block_size))
+        if not (policy.needs_values or policy.needs_expected):
             continue
         values = values_of(layer)[slots]
         if policy.needs_values:
             norms.append(per_block(values.float().norm(dim=-1).mean(dim=-1)))
         if policy.needs_expected:
             expected.add(expected_attention(queries, pool[slots], values, tokens, shape.scale))
-        if policy.needs_distinct_values:
-            distinct_values.append(per_block(distinctiveness(values)))
     if attention.kind == "qk":
         attention.group = ALONE  # every rank has computed the same rows
     mean = lambda terms: group.average(torch.stack(terms).mean(dim=0)) if terms else None  # noqa: E731

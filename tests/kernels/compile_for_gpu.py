@@ -9,7 +9,7 @@ import sys
 
 import torch
 import triton
-from nexus_sglang.kernels import block_attention, compact_rows, page_table, reservoir, walk_weights
+from nexus_sglang.kernels import block_attention, compact_rows, distinctiveness, page_table, reservoir, walk_weights
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
@@ -46,6 +46,7 @@ def launch_everything(dtype: torch.dtype, dim: int, reductions: tuple[str, ...])
         block_attention.block_attention_rows.kernel(
             queries, pool, ids.int(), ids[:16], ids, ids // 32, 2, 32, 0.1, torch.zeros(16, 2), reduction
         )
+    distinctiveness.block_distinctiveness.kernel(pool, ids.int(), torch.tensor([0, 32, 64], dtype=torch.int32), 32)
     weights, everyone = torch.zeros(1, 64), torch.ones(1, 64, dtype=torch.bool)
     walk_weights.walk_weights.kernel(weights[None], length, length, everyone, 3, 0.5, 1e-6)
     reservoir.draw.kernel(2**63 + 1, ids[None], length, 5)
@@ -59,7 +60,7 @@ def launch_everything(dtype: torch.dtype, dim: int, reductions: tuple[str, ...])
 
 
 def all_kernels() -> set[str]:
-    modules = (block_attention, compact_rows, page_table, reservoir, walk_weights)
+    modules = (block_attention, compact_rows, distinctiveness, page_table, reservoir, walk_weights)
     return {name for m in modules for name, x in vars(m).items() if isinstance(x, JITFunction) and name.endswith("_kernel")}
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from nexus_sglang.kernels.distinctiveness import token_distinctiveness
 
 from nexus_sglang.config import NexusConfig, TokenAmount
 from nexus_sglang.evaluation.choosing import choose_tokens, describe_blocks
@@ -17,7 +18,7 @@ from nexus_sglang.evaluation.tasks import TASKS
 from nexus_sglang.eviction.evictor import Evictor
 from nexus_sglang.policy import Evidence, make_policy
 from nexus_sglang.policy.base import Policy
-from nexus_sglang.statistics.measure import distinctiveness, expected_attention, measure
+from nexus_sglang.statistics.measure import expected_attention, measure
 from nexus_sglang.statistics.query_window import LayerShape, QueryWindow
 
 PINNED = ("Once the shops had closed, a quiet tailor walked slowly alon", [" 46465", " 57599", " 97396"])
@@ -119,9 +120,9 @@ def test_expected_attention_and_distinctiveness_against_loops():
         expected = torch.stack([worth[ordinal == b].sum() for b in range(3)])
         assert torch.allclose(out[0, head], expected, rtol=1e-4)
     same = torch.ones(5, 2, 8)
-    assert torch.allclose(distinctiveness(same), torch.zeros(5), atol=1e-6)
+    assert torch.allclose(token_distinctiveness(same), torch.zeros(5), atol=1e-6)
     same[3] = -1
-    assert distinctiveness(same).argmax() == 3
+    assert token_distinctiveness(same).argmax() == 3
 
 
 class Asks(Policy):

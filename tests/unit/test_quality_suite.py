@@ -23,7 +23,7 @@ from nexus_sglang.evaluation.suite.plan import FULL, Job, Results, Settings, rea
 from nexus_sglang.evaluation.suite.report import render, write_report
 from nexus_sglang.evaluation.suite.runner import Runner, run_jobs
 from nexus_sglang.evaluation.suite.scoring import match_all, match_part, match_word
-from nexus_sglang.evaluation.suite.tables import FEWEST, Rows, cell, residency, wins
+from nexus_sglang.evaluation.suite.tables import FEWEST, Rows, cell, leads, residency, wins
 from nexus_sglang.evaluation.suite.user_data import read_samples
 
 
@@ -230,6 +230,25 @@ def test_controls_are_labelled_and_losses_counted(tmp_path):
     cells = 2 * 2 * len(TASKS)
     table = {line.split(" | ")[0][2:]: line for line in wins(data, "nexus")}
     assert table["full"] == f"| full | 0 | {cells} | 0 |" and table["snapkv"] == f"| snapkv | {cells} | 0 | 0 |"
+
+
+def test_leads_are_taken_document_by_document():
+    """Scores differ between documents far more than the policies do, which costs the means precision, not the lead."""
+
+    def row(policy, budget, seed, score):
+        return {"kind": "document", "what": "hidden", "policy": policy, "budget": budget, "length": 1024, "seed": seed,
+                "scores": dict.fromkeys(TASKS, score)}  # fmt: skip
+
+    easy = {seed: seed % 2 for seed in range(10)}
+    rows = [row("full", 1.0, seed, 1.0) for seed in easy]
+    rows += [row("nexus", 0.2, seed, 0.2 + 0.6 * hard) for seed, hard in easy.items()]
+    rows += [row("random", 0.2, seed, 0.1 + 0.6 * hard + 0.01 * (seed % 3)) for seed, hard in easy.items()]
+    data = Rows(rows)
+    gap = data.difference("hidden", 1024, 0.2, list(TASKS), "nexus", "random")
+    assert gap.mean == pytest.approx(0.091) and gap.half < 0.01 < data.mean_cell("hidden", 1024, "nexus", 0.2, list(TASKS)).half
+    lines = {line.split(" | ")[0][2:]: line for line in leads(data, "hidden", "nexus")}
+    assert lines["random"] == "| random | 0.09 ±0.01 |" and lines["full"].startswith("| full | -0.50 ±")
+    assert "nexus" not in lines
 
 
 def test_intervals_are_wider_for_few_documents():

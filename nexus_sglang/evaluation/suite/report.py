@@ -135,6 +135,8 @@ def _documents(data: Rows) -> list[str]:
         lines += [f"## Recall, question {setting}", "", WORDS[setting], ""]
         lines += [f"Mean over {_averaged(data, setting)}:", ""]
         lines += [*tables.means(data, setting), ""]
+        if "nexus" in data.policies and len(data.policies) > 1:
+            lines += ["How much better `nexus` is on the same documents:", "", *tables.leads(data, setting, "nexus"), ""]
         for what, length in panels:
             if what != setting:
                 continue

@@ -1,0 +1,133 @@
+"""How unusual the directions of a block's keys or values are, read through the paged pool, one number per block."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from .dispatch import dispatch
+
+MAX_BLOCK_SIZE = 128
+"""Tokens per block the kernel takes; a larger block is left to the reference."""
+_TILE, _SPLIT = 64, 512  # tokens per step, tokens per program of the first pass
+_AT_ONCE = 2**26  # numbers the reference turns into single precision at a time: long sequences go by heads
+
+
+def token_distinctiveness(vectors: torch.Tensor) -> torch.Tensor:
+    """How much each token's vector differs in direction from the mean direction (arXiv 2504.15364, there of keys).
+
+    Args:
+        vectors: ``[T, Hkv, D]``, keys or values.
+
+    Returns:
+        float32 ``[T]`` in [0, 2]: 1 - cos(vector, mean of unit vectors), mean over heads.
+    """
+    tokens, heads, dim = vectors.shape
+    alike = 0
+    for part in vectors.split(max(1, _AT_ONCE // max(tokens * dim, 1)), dim=1):
+        unit = torch.nn.functional.normalize(part.float(), dim=-1)
+        anchor = torch.nn.functional.normalize(unit.mean(dim=0, keepdim=True), dim=-1)
+        alike = alike + (unit * anchor).sum(dim=-1).sum(dim=-1)
+    return 1 - alike / heads
+
+
+def block_sums(per_token: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """``[T, ..]`` summed over blocks to ``[N, ..]``, in order and without atomics; ``tokens``: int64 ``[N]``, per block."""
+    return torch.segment_reduce(per_token, "sum", lengths=tokens, axis=0, unsafe=True)  # unsafe: lengths go unchecked
+
+
+def _distinctiveness_torch(pool: torch.Tensor, slots: torch.Tensor, starts: torch.Tensor, block_size: int) -> torch.Tensor:
+    """:func:`token_distinctiveness` of the resident tokens, mean over each block.
+
+    Args:
+        pool: ``[physical slots, Hkv, D]``, keys or values. slots: int ``[T]``, where each resident token's is.
+        starts: int32 ``[N + 1]``, where in ``slots`` each block begins, and T. block_size: most tokens of a block.
+
+    Returns:
+        float32 ``[N]``; 0 for a block without tokens.
+    """
+    tokens = starts.long().diff()
+    return block_sums(token_distinctiveness(pool[slots.long()]), tokens) / tokens.clamp_min(1)
+
+
+@triton.jit
+def _load_vectors(pool_ptr, slots_ptr, t, inside, head, stride_s, stride_h, DIM: tl.constexpr, DIM_P: tl.constexpr):
+    """float32 ``[len(t), DIM_P]`` of one head, zeros outside, and their norms (never 0)."""
+    d = tl.arange(0, DIM_P)
+    slot = tl.load(slots_ptr + t, mask=inside, other=0).to(tl.int64)
+    there = inside[:, None] & (d < DIM)[None, :]
+    x = tl.load(pool_ptr + (slot * stride_s + head * stride_h)[:, None] + d[None, :], mask=there, other=0.0).to(tl.float32)
+    return x, tl.maximum(tl.sqrt(tl.sum(x * x, axis=1)), 1e-12)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _directions_kernel(
+    pool_ptr, slots_ptr, partial_ptr, tokens, stride_s, stride_h, HEADS: tl.constexpr, DIM: tl.constexpr,
+    DIM_P: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Sum of unit vectors over one split of the tokens, for one head: float32 ``[splits, Hkv, DIM_P]``."""
+    head, split = tl.program_id(0), tl.program_id(1)
+    total = tl.zeros((DIM_P,), tl.float32)
+    for start in range(split * SPLIT, tl.minimum((split + 1) * SPLIT, tokens), TILE):
+        t = start + tl.arange(0, TILE)
+        x, norm = _load_vectors(pool_ptr, slots_ptr, t, t < tokens, head, stride_s, stride_h, DIM, DIM_P)
+        total += tl.sum(x / norm[:, None], axis=0)
+    tl.store(partial_ptr + (split * HEADS + head) * DIM_P + tl.arange(0, DIM_P), total)
+
+
+@triton.jit(do_not_specialize=["splits", "tokens"])
+def _anchor_kernel(partial_ptr, anchor_ptr, splits, tokens, HEADS: tl.constexpr, DIM_P: tl.constexpr):
+    """Mean direction of one head as a unit vector: float32 ``[Hkv, DIM_P]``."""
+    place = tl.program_id(0) * DIM_P + tl.arange(0, DIM_P)
+    total = tl.zeros((DIM_P,), tl.float32)
+    for split in range(splits):
+        total += tl.load(partial_ptr + split * HEADS * DIM_P + place)
+    mean = total / tokens
+    tl.store(anchor_ptr + place, mean / tl.maximum(tl.sqrt(tl.sum(mean * mean, axis=0)), 1e-12))
+
+
+@triton.jit(do_not_specialize=["blocks"])
+def _distinctiveness_kernel(
+    pool_ptr, slots_ptr, starts_ptr, anchor_ptr, out_ptr, blocks, stride_s, stride_h, HEADS: tl.constexpr,
+    DIM: tl.constexpr, DIM_P: tl.constexpr, BLOCK_P: tl.constexpr, BLOCKS_TILE: tl.constexpr,
+):  # fmt: skip
+    """Means of a few blocks, over all heads."""
+    place = tl.arange(0, BLOCKS_TILE * BLOCK_P)
+    n = tl.program_id(0) * BLOCKS_TILE + place // BLOCK_P
+    t = tl.load(starts_ptr + n, mask=n < blocks, other=0) + place % BLOCK_P
+    inside = t < tl.load(starts_ptr + n + 1, mask=n < blocks, other=0)
+    alike = tl.zeros((BLOCKS_TILE * BLOCK_P,), tl.float32)
+    for head in range(HEADS):
+        anchor = tl.load(anchor_ptr + head * DIM_P + tl.arange(0, DIM_P))
+        x, norm = _load_vectors(pool_ptr, slots_ptr, t, inside, head, stride_s, stride_h, DIM, DIM_P)
+        alike += tl.sum(x * anchor[None, :], axis=1) / norm
+    apart = tl.where(inside, 1 - alike / HEADS, 0.0)
+    count = tl.sum(tl.reshape(inside.to(tl.float32), (BLOCKS_TILE, BLOCK_P)), axis=1)
+    mean = tl.sum(tl.reshape(apart, (BLOCKS_TILE, BLOCK_P)), axis=1) / tl.maximum(count, 1.0)
+    n = tl.program_id(0) * BLOCKS_TILE + tl.arange(0, BLOCKS_TILE)
+    tl.store(out_ptr + n, mean, mask=n < blocks)
+
+
+def _distinctiveness_triton(pool: torch.Tensor, slots: torch.Tensor, starts: torch.Tensor, block_size: int) -> torch.Tensor:
+    if block_size > MAX_BLOCK_SIZE:
+        return _distinctiveness_torch(pool, slots, starts, block_size)
+    if pool.stride(-1) != 1:
+        raise ValueError(f"pool of strides {pool.stride()}: a head's vector must be contiguous")
+    tokens, blocks, heads, dim = len(slots), len(starts) - 1, pool.shape[1], pool.shape[2]
+    dim_p, block_p = triton.next_power_of_2(dim), triton.next_power_of_2(block_size)
+    new = lambda *shape: torch.empty(shape, dtype=torch.float32, device=pool.device)  # noqa: E731
+    partial, anchor, out = new(triton.cdiv(tokens, _SPLIT), heads, dim_p), new(heads, dim_p), new(blocks)
+    slots, strides, sizes = slots.contiguous(), (pool.stride(0), pool.stride(1)), {"HEADS": heads, "DIM_P": dim_p}
+    _directions_kernel[(heads, len(partial))](
+        pool, slots, partial, tokens, *strides, DIM=dim, SPLIT=_SPLIT, TILE=_TILE, **sizes
+    )  # fmt: skip
+    _anchor_kernel[(heads,)](partial, anchor, len(partial), tokens, **sizes)
+    tile = max(_TILE // block_p, 1)
+    _distinctiveness_kernel[(triton.cdiv(blocks, tile),)](
+        pool, slots, starts, anchor, out, blocks, *strides, DIM=dim, BLOCK_P=block_p, BLOCKS_TILE=tile, **sizes
+    )  # fmt: skip
+    return out
+
+
+block_distinctiveness = dispatch(_distinctiveness_torch, _distinctiveness_triton)
