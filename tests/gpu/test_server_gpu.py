@@ -20,7 +20,7 @@ pytestmark = [
 ]
 BACKENDS = ("flashinfer", "triton")
 SHARED = ("--dtype", "bfloat16", "--max-total-tokens", "16384", "--chunked-prefill-size", "512", "--max-running-requests", "16",
-          "--skip-tokenizer-init", "--cuda-graph-max-bs", "16")  # fmt: skip
+          "--skip-tokenizer-init", "--cuda-graph-max-bs-decode", "16")  # fmt: skip
 OURS = ("--kv-policy", "nexus", "--kv-budget", "0.2")
 NEAR_TIE = 0.05
 ASK = {"return_logprob": True, "top_logprobs_num": 20}
