@@ -22,9 +22,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import requests
 import torch
 
+from nexus_sglang.evaluation.client import stream_generate
 from nexus_sglang.evaluation.server import Server
 
 SHAPES = {
@@ -52,19 +52,8 @@ def token_bytes(config: dict[str, Any]) -> int:
 
 def answer(server: Server, prompt: list[int], tokens: int) -> dict[str, Any]:
     """One streamed request of exactly ``tokens`` tokens."""
-    body = {
-        "input_ids": prompt,
-        "stream": True,
-        "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True},
-    }
-    first, last = None, {}
-    with requests.post(server.url + "/generate", json=body, stream=True, timeout=3600) as stream:
-        stream.raise_for_status()
-        for line in stream.iter_lines():
-            if line.startswith(b"data: {"):
-                first, last = first or time.monotonic(), json.loads(line[6:])
-    meta = last["meta_info"]
-    return {"first": first, "last": time.monotonic(), "tokens": meta["completion_tokens"],
+    first, last, meta = stream_generate(server.url, prompt, max_new_tokens=tokens, ignore_eos=True)
+    return {"first": first, "last": last, "tokens": meta["completion_tokens"],
             "retractions": meta.get("num_retractions", 0), "held": (meta.get("nexus") or [None])[0]}  # fmt: skip
 
 

@@ -16,16 +16,15 @@ import random
 import re
 import shlex
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import psutil
-import requests
 from run import STRICT, memory_check
 from workloads import text
 
+from nexus_sglang.evaluation.client import stream_generate
 from nexus_sglang.evaluation.server import Server
 from nexus_sglang.models import ensure_model
 
@@ -39,16 +38,8 @@ def cpu_seconds(server: Server) -> float:
 
 def answer(server: Server, prompt: list[int], tokens: int) -> dict[str, Any]:
     """One streamed request of exactly ``tokens`` tokens: times of its first and last token, retractions."""
-    sampling = {"temperature": 0, "max_new_tokens": tokens, "min_new_tokens": tokens}
-    body = {"input_ids": prompt, "stream": True, "sampling_params": sampling}
-    first, last = None, {}
-    with requests.post(server.url + "/generate", json=body, stream=True, timeout=1800) as stream:
-        stream.raise_for_status()
-        for line in stream.iter_lines():
-            if line.startswith(b"data: {"):
-                first, last = first or time.monotonic(), json.loads(line[6:])
-    meta = last["meta_info"]
-    return {"first": first, "last": time.monotonic(), "tokens": meta["completion_tokens"],
+    first, last, meta = stream_generate(server.url, prompt, max_new_tokens=tokens, min_new_tokens=tokens)
+    return {"first": first, "last": last, "tokens": meta["completion_tokens"],
             "retractions": meta.get("num_retractions", 0)}  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from typing import Any, NamedTuple
 
 import requests
@@ -43,6 +45,30 @@ def post_generate(url: str, ids: list[int] | list[list[int]], tokens: int = 16, 
     if not answer.ok:
         raise requests.HTTPError(f"{answer.status_code} from {url}/generate: {answer.text[:300]}", response=answer)
     return answer.json()
+
+
+class Streamed(NamedTuple):
+    """When the first and the last token of a streamed answer came (``time.monotonic``), and SGLang's last meta_info."""
+
+    first: float
+    last: float
+    meta: dict[str, Any]
+
+
+def stream_generate(url: str, ids: list[int], timeout: float = 3600, **sampling: Any) -> Streamed:
+    """POST /generate with token ids, greedy and streamed; ``sampling``: more sampling parameters.
+
+    Raises:
+        requests.HTTPError: the server refused.
+    """
+    body = {"input_ids": ids, "stream": True, "sampling_params": {"temperature": 0, **sampling}}
+    first, last = None, {}
+    with requests.post(url + "/generate", json=body, stream=True, timeout=timeout) as stream:
+        stream.raise_for_status()
+        for line in stream.iter_lines():
+            if line.startswith(b"data: {"):
+                first, last = first or time.monotonic(), json.loads(line[6:])
+    return Streamed(first, time.monotonic(), last["meta_info"])
 
 
 def read_answer(raw: dict[str, Any]) -> Answer:
