@@ -6,10 +6,9 @@ import torch
 import triton
 import triton.language as tl
 
+from .block_attention import MAX_BLOCK_SIZE
 from .dispatch import dispatch
 
-MAX_BLOCK_SIZE = 128
-"""Tokens per block the kernel takes; a larger block is left to the reference."""
 _TILE, _SPLIT = 64, 512  # tokens per step, tokens per program of the first pass
 _AT_ONCE = 2**26  # numbers the reference turns into single precision at a time: long sequences go by heads
 
@@ -110,7 +109,7 @@ def _distinctiveness_kernel(
 
 
 def _distinctiveness_triton(pool: torch.Tensor, slots: torch.Tensor, starts: torch.Tensor, block_size: int) -> torch.Tensor:
-    if block_size > MAX_BLOCK_SIZE:
+    if block_size > MAX_BLOCK_SIZE:  # a block is one tile
         return _distinctiveness_torch(pool, slots, starts, block_size)
     if pool.stride(-1) != 1:
         raise ValueError(f"pool of strides {pool.stride()}: a head's vector must be contiguous")

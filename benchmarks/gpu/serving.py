@@ -4,7 +4,8 @@
 
 Needs no download: the model has the shape of an 8B Llama and random weights, which cost what trained ones cost. Both
 servers get the same attention backend, pool and prompts. Without a GPU the script can only be rehearsed:
-``--shape tiny --backend torch_native --pool 2048 --prompt 256 --decode 64 --batch 2 --crowd 12``.
+``--shape tiny --backend torch_native --pool 2048 --prompt 256 --decode 64 --batch 2 --crowd 12 --server-flags
+"--chunked-prefill-size 256"``.
 """
 
 from __future__ import annotations

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator
 
@@ -21,7 +25,7 @@ class NexusAllocator(BaseTokenToKVPoolAllocator):
         super().__init__(table.virtual_size, 1, dtype, device, kvcache, need_sort)
         self.table = table
         self.runtime = None  # set by the runtime once rows and layers exist
-        self._verified = (None, None)
+        self._verified: tuple[Callable[[], Any], ...] = ()
 
     @property
     def free_pages(self) -> torch.Tensor:
@@ -83,14 +87,14 @@ class NexusAllocator(BaseTokenToKVPoolAllocator):
         Free lists are replaced whenever ids change hands, so what has been verified is not looked at again.
         """
         lists = (self.table.free_virtual, self.table.free_physical)
-        if all(now is before for now, before in zip(lists, self._verified, strict=True)):
+        if self._verified and all(now is before() for now, before in zip(lists, self._verified, strict=True)):
             return []
         try:
             self.table.check_integrity()
             self.runtime.rows.check_integrity()
         except IntegrityError as err:
             return [f"nexus: {err}"]
-        self._verified = lists
+        self._verified = tuple(map(weakref.ref, lists))  # no second copy of them is kept alive
         return []
 
     def resize(self, config) -> None:

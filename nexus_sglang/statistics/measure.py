@@ -127,8 +127,6 @@ def measure(
     at = window.positions(row, length)
     starts = block_starts(ordinal, blocks)
     tokens = starts.long().diff()
-    divisor = tokens.clamp_min(1)
-    per_block = lambda x: block_sums(x.float(), tokens) / divisor  # noqa: E731
     attention = _HeadReduction(policy.head_reduction, group)
     expected = _HeadReduction("mean" if policy.head_reduction == "qk" else policy.head_reduction, group)
     norms, distinct_keys, distinct_values = [], [], []
@@ -144,7 +142,7 @@ def measure(
             continue
         values = values_of(layer)[slots]
         if policy.needs_values:
-            norms.append(per_block(values.float().norm(dim=-1).mean(dim=-1)))
+            norms.append(block_sums(values.float().norm(dim=-1).mean(dim=-1), tokens) / tokens.clamp_min(1))
         if policy.needs_expected:
             expected.add(expected_attention(queries, pool[slots], values, tokens, shape.scale))
     if attention.kind == "qk":
