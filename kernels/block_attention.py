@@ -1,23 +1,27 @@
 """Attention of a few queries over many keys, summed per block.
 
 :func:`block_attention` keeps every head (torch). :func:`block_attention_rows` reads the keys through a paged pool,
-reduces over heads and accumulates over layers: torch reference and Triton kernel.
+reduces over heads and layers, all layers at once: torch reference and Triton kernel.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import triton
 import triton.language as tl
 
 from .dispatch import dispatch, interpreted
+from .layers import addresses, layer_pool, same_layout
 
 REDUCTIONS = ("max", "sum")
 """How heads and layers become one row. The mean is ``sum`` divided by the number of (layer, head) pairs."""
 MAX_BLOCK_SIZE = 128
 """Tokens per block the kernel takes; a block's scores are one tile."""
-_TILE, _SPLIT = 64, 512  # tokens per step, tokens per program of the log-sum-exp pass
+_TILE, _SPLIT, _SPLITS = 64, 512, 64  # tokens per step; fewest per program of the log-sum-exp pass, and most programs
 _ROWS = 64  # (query, head) pairs per program
+_APART = 2**24  # numbers stored before layers are joined; with more, a program takes several layers
 
 
 def _scores(q: torch.Tensor, k: torch.Tensor, query_positions, key_positions, scale: float) -> torch.Tensor:
@@ -74,22 +78,26 @@ def block_starts(ordinal: torch.Tensor, blocks: int) -> torch.Tensor:
     return torch.searchsorted(ordinal.contiguous(), edges, out_int32=True)
 
 
-def _check_rows(queries, key_pool, blocks: int, block_size: int, out: torch.Tensor, reduction: str) -> None:
+def _check_rows(queries, key_pools, blocks: int, block_size: int, out: torch.Tensor, reduction: str) -> None:
     """Raise ValueError naming the argument that does not fit."""
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction {reduction!r} is not one of {', '.join(REDUCTIONS)}")
     if not 1 <= block_size <= MAX_BLOCK_SIZE:
         raise ValueError(f"block_size {block_size} is not from 1 to {MAX_BLOCK_SIZE}")
-    if queries.shape[1] % key_pool.shape[1]:
-        raise ValueError(f"{queries.shape[1]} query heads are no multiple of {key_pool.shape[1]} key heads")
-    if tuple(out.shape) != (queries.shape[0], blocks) or out.dtype != torch.float32 or not out.is_contiguous():
-        wanted = f"contiguous float32 {(queries.shape[0], blocks)}"
+    layers, window, heads, _ = queries.shape
+    if len(key_pools) != layers:
+        raise ValueError(f"queries of {layers} layers for {len(key_pools)} key pools")
+    kv_heads = same_layout("key_pools", key_pools).shape[1]
+    if heads % kv_heads:
+        raise ValueError(f"{heads} query heads are no multiple of {kv_heads} key heads")
+    if tuple(out.shape) != (window, blocks) or out.dtype != torch.float32 or not out.is_contiguous():
+        wanted = f"contiguous float32 {(window, blocks)}"
         raise ValueError(f"out is {out.dtype} {tuple(out.shape)} of strides {out.stride()}, not {wanted}")
 
 
 def _rows_torch(
     queries: torch.Tensor,
-    key_pool: torch.Tensor,
+    key_pools: Sequence[torch.Tensor],
     slots: torch.Tensor,
     query_positions: torch.Tensor,
     key_positions: torch.Tensor,
@@ -102,41 +110,45 @@ def _rows_torch(
     lse: torch.Tensor | None = None,
     starts: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Softmax attention of one layer per head, summed per block, reduced over heads, accumulated into ``out``.
+    """Softmax attention per layer and head, summed per block, reduced over heads and layers, accumulated into ``out``.
 
     Args:
-        queries: ``[W, Hq, D]``. key_pool: ``[physical slots, Hkv, D]``, Hq a multiple of Hkv; rotary applied.
+        queries: ``[L, W, Hq, D]``. key_pools: per layer ``[physical slots, Hkv, D]``, Hq a multiple of Hkv, all of one
+            layout; rotary applied.
         slots: int ``[T]``, where each resident token's key is. query_positions: int64 ``[W]``.
         key_positions: int ``[T]``, ascending; a query sees keys up to its own position.
         ordinal: int ``[T]``, ascending: which of the N blocks a key is in. A block holds at most ``block_size``
             keys, all of one run of positions aligned to it.
         blocks: N. block_size: tokens, up to 128. scale: factor on the dot products.
-        out: float32 ``[W, N]``, contiguous; start it at zeros and call once per layer.
-        reduction: ``max`` or ``sum``, over heads and with what ``out`` holds.
-        lse: float ``[W, Hq]``, log-sum-exp of all visible scaled scores, where the attention kernel left it:
+        out: float32 ``[W, N]``, contiguous; zeros, or what layers of another shape have left there.
+        reduction: ``max`` or ``sum``, over layers, heads and what ``out`` holds.
+        lse: float ``[L, W, Hq]``, log-sum-exp of all visible scaled scores, where the attention kernel left it:
             saves reading the keys twice.
-        starts: :func:`block_starts` of ``ordinal``, to compute it once for all layers.
+        starts: :func:`block_starts` of ``ordinal``, where the caller has it.
 
     Returns:
         ``out``. A query that sees no key adds nothing.
 
     Raises:
-        ValueError: heads, block size, reduction or ``out`` do not fit.
+        ValueError: layers, heads, block size, reduction or ``out`` do not fit.
     """
-    _check_rows(queries, key_pool, blocks, block_size, out, reduction)
-    scores = _scores(queries.float(), key_pool[slots].float(), query_positions, key_positions, scale)
-    if lse is None:
-        probs = torch.softmax(scores, dim=-1)  # as block_attention, bit for bit
-    else:
-        total = lse.float().view(scores.shape[1], scores.shape[0], -1).permute(1, 0, 2)[..., None]
-        probs = torch.exp(scores - total)
-    # Where nothing is visible there is 0 / 0, or -inf minus -inf.
-    probs = probs.masked_fill_(scores == -torch.inf, 0)
+    _check_rows(queries, key_pools, blocks, block_size, out, reduction)
     cells = ordinal.long() * block_size + key_positions.long() % block_size
-    per_head = _sum_blocks(probs, cells, blocks, block_size)
-    if reduction == "max":
-        return torch.maximum(out, per_head.amax(dim=1), out=out)
-    return out.add_(per_head.sum(dim=1))
+    for layer, pool in enumerate(key_pools):
+        scores = _scores(queries[layer].float(), pool[slots].float(), query_positions, key_positions, scale)
+        if lse is None:
+            probs = torch.softmax(scores, dim=-1)  # as block_attention, bit for bit
+        else:
+            total = lse[layer].float().view(scores.shape[1], scores.shape[0], -1).permute(1, 0, 2)[..., None]
+            probs = torch.exp(scores - total)
+        # Where nothing is visible there is 0 / 0, or -inf minus -inf.
+        probs = probs.masked_fill_(scores == -torch.inf, 0)
+        per_head = _sum_blocks(probs, cells, blocks, block_size)
+        if reduction == "max":
+            torch.maximum(out, per_head.amax(dim=1), out=out)
+        else:
+            out.add_(per_head.sum(dim=1))
+    return out
 
 
 @triton.jit
@@ -166,22 +178,23 @@ def _tile_scores(
     return tl.where(visible, scores * scale, float("-inf"))
 
 
-@triton.jit(do_not_specialize=["tokens", "window"])
+@triton.jit(do_not_specialize=["tokens", "window", "window_tiles", "split_size", "layers"])
 def _lse_kernel(
-    q_ptr, pool_ptr, slots_ptr, query_positions_ptr, key_positions_ptr, partial_ptr, tokens, window, scale,
-    q_stride_w, q_stride_h, pool_stride_s, pool_stride_h, HEADS: tl.constexpr, GROUP: tl.constexpr,
-    GROUP_P: tl.constexpr, DIM: tl.constexpr, DIM_P: tl.constexpr, WINDOW_TILE: tl.constexpr, SPLIT: tl.constexpr,
-    TILE: tl.constexpr, UPCAST: tl.constexpr,
+    q_ptr, pools_ptr, slots_ptr, query_positions_ptr, key_positions_ptr, partial_ptr, tokens, window, window_tiles,
+    split_size, layers, scale, q_stride_l, q_stride_w, q_stride_h, pool_stride_s, pool_stride_h, HEADS: tl.constexpr,
+    GROUP: tl.constexpr, GROUP_P: tl.constexpr, DIM: tl.constexpr, DIM_P: tl.constexpr, WINDOW_TILE: tl.constexpr,
+    TILE: tl.constexpr, UPCAST: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Log-sum-exp over one split of the tokens, for one key head: float32 ``[splits, W, Hq]``."""
-    head, split = tl.program_id(0), tl.program_id(1)
+    """Log-sum-exp over one split of the tokens, for one key head of one layer: float32 ``[splits, L, W, Hq]``."""
+    head, split, layer = tl.program_id(0), tl.program_id(1), tl.program_id(2) // window_tiles
+    pool_ptr = layer_pool(pools_ptr, layer, DTYPE, ALIGNED)
     lane = tl.arange(0, WINDOW_TILE * GROUP_P)
-    w, g = tl.program_id(2) * WINDOW_TILE + lane // GROUP_P, lane % GROUP_P
-    q = _load_queries(q_ptr, w, g, head, window, q_stride_w, q_stride_h, GROUP, DIM, DIM_P)
+    w, g = (tl.program_id(2) % window_tiles) * WINDOW_TILE + lane // GROUP_P, lane % GROUP_P
+    q = _load_queries(q_ptr + layer.to(tl.int64) * q_stride_l, w, g, head, window, q_stride_w, q_stride_h, GROUP, DIM, DIM_P)
     seen_to = tl.load(query_positions_ptr + w, mask=w < window, other=-1)
     top = tl.full((WINDOW_TILE * GROUP_P,), float("-inf"), tl.float32)
     total = tl.zeros((WINDOW_TILE * GROUP_P,), tl.float32)
-    for start in range(split * SPLIT, tl.minimum((split + 1) * SPLIT, tokens), TILE):
+    for start in range(split * split_size, tl.minimum((split + 1) * split_size, tokens), TILE):
         t = start + tl.arange(0, TILE)
         scores = _tile_scores(
             q, seen_to, pool_ptr, slots_ptr, key_positions_ptr, t, t < tokens, head, pool_stride_s, pool_stride_h,
@@ -192,7 +205,7 @@ def _lse_kernel(
         total = total * tl.exp(top - shift) + tl.sum(tl.exp(scores - shift[:, None]), axis=1)
         top = new_top
     result = tl.where(total > 0, top + tl.log(tl.where(total > 0, total, 1.0)), float("-inf"))
-    place = (split * window + w) * HEADS + head * GROUP + g
+    place = ((split * layers + layer).to(tl.int64) * window + w) * HEADS + head * GROUP + g
     tl.store(partial_ptr + place, result, mask=(w < window) & (g < GROUP))
 
 
@@ -212,14 +225,15 @@ def _join_kernel(partial_ptr, out_ptr, splits, count, TILE: tl.constexpr):
     tl.store(out_ptr + i, result, mask=i < count)
 
 
-@triton.jit(do_not_specialize=["blocks", "window"])
+@triton.jit(do_not_specialize=["blocks", "window", "layers", "layers_each"])
 def _rows_kernel(
-    q_ptr, pool_ptr, slots_ptr, query_positions_ptr, key_positions_ptr, starts_ptr, lse_ptr, out_ptr, blocks, window,
-    scale, q_stride_w, q_stride_h, pool_stride_s, pool_stride_h, HEADS: tl.constexpr, GROUP: tl.constexpr,
-    GROUP_P: tl.constexpr, DIM: tl.constexpr, DIM_P: tl.constexpr, WINDOW_TILE: tl.constexpr, BLOCK_P: tl.constexpr,
-    BLOCKS_TILE: tl.constexpr, MAXIMUM: tl.constexpr, UPCAST: tl.constexpr,
+    q_ptr, pools_ptr, slots_ptr, query_positions_ptr, key_positions_ptr, starts_ptr, lse_ptr, out_ptr, blocks, window,
+    layers, layers_each, scale, q_stride_l, q_stride_w, q_stride_h, pool_stride_s, pool_stride_h, HEADS: tl.constexpr,
+    GROUP: tl.constexpr, GROUP_P: tl.constexpr, DIM: tl.constexpr, DIM_P: tl.constexpr, WINDOW_TILE: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCKS_TILE: tl.constexpr, MAXIMUM: tl.constexpr, UPCAST: tl.constexpr, DTYPE: tl.constexpr,
+    ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Block sums of a few blocks, all heads; one program owns its columns of ``out``, so there are no atomics."""
+    """Block sums of a few blocks over all heads of a few layers: float32 ``[layer groups, W, N]``; no atomics."""
     lane = tl.arange(0, WINDOW_TILE * GROUP_P)
     w, g = tl.program_id(1) * WINDOW_TILE + lane // GROUP_P, lane % GROUP_P
     real = (w < window) & (g < GROUP)
@@ -229,36 +243,39 @@ def _rows_kernel(
     t = tl.load(starts_ptr + n, mask=n < blocks, other=0) + place % BLOCK_P
     inside = t < tl.load(starts_ptr + n + 1, mask=n < blocks, other=0)
     row = tl.zeros((WINDOW_TILE, BLOCKS_TILE), tl.float32)
-    for head in range(HEADS // GROUP):
-        q = _load_queries(q_ptr, w, g, head, window, q_stride_w, q_stride_h, GROUP, DIM, DIM_P)
-        scores = _tile_scores(
-            q, seen_to, pool_ptr, slots_ptr, key_positions_ptr, t, inside, head, pool_stride_s, pool_stride_h,
-            scale, DIM, DIM_P, UPCAST,
-        )  # fmt: skip
-        total = tl.load(lse_ptr + w * HEADS + head * GROUP + g, mask=real, other=0.0).to(tl.float32)
-        # A query that sees nothing has -inf here, and -inf - -inf is NaN; lanes of no head must not win a maximum.
-        shift = tl.where(total == float("-inf"), 0.0, total)
-        probs = tl.where(real[:, None], tl.exp(scores - shift[:, None]), 0.0)
-        sums = tl.sum(tl.reshape(probs, (WINDOW_TILE, GROUP_P, BLOCKS_TILE, BLOCK_P)), axis=3)
-        if MAXIMUM:
-            row = tl.maximum(row, tl.max(sums, axis=1))
-        else:
-            row += tl.sum(sums, axis=1)
+    first = tl.program_id(2) * layers_each
+    for layer in range(first, tl.minimum(first + layers_each, layers)):
+        pool_ptr = layer_pool(pools_ptr, layer, DTYPE, ALIGNED)
+        queries_ptr = q_ptr + tl.cast(layer, tl.int64) * q_stride_l
+        for head in range(HEADS // GROUP):
+            q = _load_queries(queries_ptr, w, g, head, window, q_stride_w, q_stride_h, GROUP, DIM, DIM_P)
+            scores = _tile_scores(
+                q, seen_to, pool_ptr, slots_ptr, key_positions_ptr, t, inside, head, pool_stride_s, pool_stride_h,
+                scale, DIM, DIM_P, UPCAST,
+            )  # fmt: skip
+            total = tl.load(lse_ptr + (layer * window + w) * HEADS + head * GROUP + g, mask=real, other=0.0).to(tl.float32)
+            # A query that sees nothing has -inf here, and -inf - -inf is NaN; lanes of no head must not win a maximum.
+            shift = tl.where(total == float("-inf"), 0.0, total)
+            probs = tl.where(real[:, None], tl.exp(scores - shift[:, None]), 0.0)
+            sums = tl.sum(tl.reshape(probs, (WINDOW_TILE, GROUP_P, BLOCKS_TILE, BLOCK_P)), axis=3)
+            if MAXIMUM:
+                row = tl.maximum(row, tl.max(sums, axis=1))
+            else:
+                row += tl.sum(sums, axis=1)
     w = tl.program_id(1) * WINDOW_TILE + tl.arange(0, WINDOW_TILE)
     n = tl.program_id(0) * BLOCKS_TILE + tl.arange(0, BLOCKS_TILE)
     there = (w < window)[:, None] & (n < blocks)[None, :]
-    where = out_ptr + w[:, None] * blocks + n[None, :]
-    before = tl.load(where, mask=there, other=0.0)
-    tl.store(where, tl.maximum(before, row) if MAXIMUM else before + row, mask=there)
+    group = tl.program_id(2).to(tl.int64) * window * blocks
+    tl.store(out_ptr + group + w[:, None] * blocks + n[None, :], row, mask=there)
 
 
-def _shapes(queries: torch.Tensor, key_pool: torch.Tensor) -> dict:
+def _shapes(queries: torch.Tensor, pool: torch.Tensor) -> dict:
     """Compile-time sizes shared by both kernels."""
-    window, heads, dim = queries.shape
-    group = heads // key_pool.shape[1]
+    _, window, heads, dim = queries.shape
+    group = heads // pool.shape[1]
     group_p = triton.next_power_of_2(group)
     # Tensor cores take one dtype. The interpreter keeps bfloat16 as raw bits and would multiply those.
-    mixed = queries.dtype != key_pool.dtype or queries.dtype == torch.float32
+    mixed = queries.dtype != pool.dtype or queries.dtype == torch.float32
     rows = 16 if mixed and dim > 128 else _ROWS  # single precision: shared memory
     tile = min(triton.next_power_of_2(window), max(rows // group_p, 1))
     return {
@@ -269,33 +286,38 @@ def _shapes(queries: torch.Tensor, key_pool: torch.Tensor) -> dict:
 
 
 def _rows_triton(
-    queries, key_pool, slots, query_positions, key_positions, ordinal, blocks, block_size, scale, out, reduction, lse=None,
+    queries, key_pools, slots, query_positions, key_positions, ordinal, blocks, block_size, scale, out, reduction, lse=None,
     starts=None,
 ):  # fmt: skip
-    _check_rows(queries, key_pool, blocks, block_size, out, reduction)
+    _check_rows(queries, key_pools, blocks, block_size, out, reduction)
     queries = queries if queries.stride(-1) == 1 else queries.contiguous()
-    if key_pool.stride(-1) != 1:
-        raise ValueError(f"key_pool of strides {key_pool.stride()}: a head's key must be contiguous")
+    pool = key_pools[0]
+    if pool.stride(-1) != 1:
+        raise ValueError(f"key_pools of strides {pool.stride()}: a head's key must be contiguous")
     slots, query_positions, key_positions = (x.contiguous() for x in (slots, query_positions.long(), key_positions))
-    shapes, tokens, window = _shapes(queries, key_pool), len(slots), len(queries)
-    strides = (queries.stride(0), queries.stride(1), key_pool.stride(0), key_pool.stride(1))
+    pools, typed = addresses(key_pools)
+    shapes, tokens, (layers, window, heads, _) = _shapes(queries, pool) | typed, len(slots), queries.shape
+    strides = (*queries.stride()[:3], pool.stride(0), pool.stride(1))
     window_tiles = triton.cdiv(window, shapes["WINDOW_TILE"])
+    new = lambda *shape: torch.empty(shape, dtype=torch.float32, device=out.device)  # noqa: E731
     if lse is None:
-        partial = torch.empty((triton.cdiv(tokens, _SPLIT), window, shapes["HEADS"]), device=out.device)
-        _lse_kernel[(key_pool.shape[1], len(partial), window_tiles)](
-            queries, key_pool, slots, query_positions, key_positions, partial, tokens, window, scale, *strides,
-            SPLIT=_SPLIT, TILE=_TILE, **shapes,
+        split = _SPLIT * max(1, triton.cdiv(tokens, _SPLIT * _SPLITS))
+        partial, lse = new(triton.cdiv(tokens, split), layers, window, heads), new(layers, window, heads)
+        _lse_kernel[(pool.shape[1], len(partial), layers * window_tiles)](
+            queries, pools, slots, query_positions, key_positions, partial, tokens, window, window_tiles, split, layers, scale,
+            *strides, TILE=_TILE, **shapes,
         )  # fmt: skip
-        lse = torch.empty((window, shapes["HEADS"]), device=out.device)
         _join_kernel[(triton.cdiv(lse.numel(), _ROWS),)](partial, lse, len(partial), lse.numel(), TILE=_ROWS)
     starts = block_starts(ordinal, blocks) if starts is None else starts
     block_p = triton.next_power_of_2(block_size)
     blocks_tile = max(_TILE // block_p, 1)
-    _rows_kernel[(triton.cdiv(blocks, blocks_tile), window_tiles)](
-        queries, key_pool, slots, query_positions, key_positions, starts, lse.contiguous(), out, blocks, window, scale,
-        *strides, BLOCK_P=block_p, BLOCKS_TILE=blocks_tile, MAXIMUM=reduction == "max", **shapes,
+    each = triton.cdiv(layers, max(1, min(layers, _APART // max(window * blocks, 1))))
+    apart = new(triton.cdiv(layers, each), window, blocks)
+    _rows_kernel[(triton.cdiv(blocks, blocks_tile), window_tiles, len(apart))](
+        queries, pools, slots, query_positions, key_positions, starts, lse.contiguous(), apart, blocks, window, layers, each,
+        scale, *strides, BLOCK_P=block_p, BLOCKS_TILE=blocks_tile, MAXIMUM=reduction == "max", **shapes,
     )  # fmt: skip
-    return out
+    return torch.maximum(out, apart.amax(dim=0), out=out) if reduction == "max" else out.add_(apart.sum(dim=0))
 
 
 block_attention_rows = dispatch(_rows_torch, _rows_triton)

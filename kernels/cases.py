@@ -66,7 +66,7 @@ def attention(
     given_lse: bool,
     layers: int = 2,
 ) -> Outcome:
-    """Error relative to the block's value + 1/N, after ``layers`` layers; sums are divided by layers x heads.
+    """Error relative to the block's value + 1/N, over ``layers`` layers; sums are divided by layers x heads.
 
     A fifth of the tokens is evicted, so blocks are ragged and slots in no order. Half precision is exact in the
     products; what differs is the order of single-precision sums, which tensor cores also round.
@@ -78,27 +78,31 @@ def attention(
     positions = torch.nonzero(resident).squeeze(1)
     index, ordinal = torch.unique_consecutive(positions // block_size, return_inverse=True)
     query_positions = torch.arange(max(length - window, 0), length)
-    (got,), (wanted,) = _pair(device, torch.zeros(len(query_positions), len(index)))
-    for _ in range(layers):
-        pool = torch.randn(length + 1, kv_heads, dim, generator=g).to(DTYPES[dtype])
-        slots = (torch.randperm(length, generator=g)[: len(positions)] + 1).to(torch.int32)
-        queries = (2 * torch.randn(len(query_positions), heads, dim, generator=g)).to(DTYPES[dtype])
-        scale, lse = dim**-0.5, None
-        if given_lse:
-            k = pool[slots].float().repeat_interleave(group, dim=1)
-            scores = torch.einsum("whd,thd->wht", queries.float(), k) * scale
-            lse = scores.masked_fill_(positions > query_positions[:, None, None], -torch.inf).logsumexp(-1)
-        here, there = _pair(device, queries, pool, slots, query_positions, positions, ordinal)
-        fixed = (len(index), block_size, scale)
-        attend = block_attention.block_attention_rows
-        attend.kernel(*here, *fixed, got, reduction, None if lse is None else lse.to(device))
-        attend.reference(*there, *fixed, wanted, reduction, lse)
+    queries = (2 * torch.randn(layers, len(query_positions), heads, dim, generator=g)).to(DTYPES[dtype])
+    pools = [torch.randn(length + 1, kv_heads, dim, generator=g).to(DTYPES[dtype]) for _ in range(layers)]
+    slots = (torch.randperm(length, generator=g)[: len(positions)] + 1).to(torch.int32)
+    scale, lse = dim**-0.5, None
+    if given_lse:
+        k = torch.stack([pool[slots] for pool in pools]).float().repeat_interleave(group, dim=2)
+        scores = torch.einsum("lwhd,lthd->lwht", queries.float(), k) * scale
+        lse = scores.masked_fill_(positions > query_positions[:, None, None], -torch.inf).logsumexp(-1)
+    start = torch.rand(len(query_positions), len(index), generator=g) / len(index)  # as left by other layers
+    here, there = _pair(device, queries, slots, query_positions, positions, ordinal, start)
+    pools_here, fixed, attend = (
+        [pool.to(device) for pool in pools],
+        (len(index), block_size, scale),
+        block_attention.block_attention_rows,
+    )
+    got = attend.kernel(here[0], pools_here, *here[1:5], *fixed, here[5], reduction, None if lse is None else lse.to(device))
+    wanted = attend.reference(there[0], pools, *there[1:5], *fixed, there[5], reduction, lse)
     pairs = layers * heads if reduction == "sum" else 1
     error = ((got.cpu() - wanted).abs() / pairs) / (wanted / pairs + 1 / len(index))
     return Outcome(float(error.max()), 1e-5 if interpreted() else 1e-4)
 
 
-def directions(device: str, seed: int, kv_heads: int, dim: int, blocks: int, block_size: int, dtype: str) -> Outcome:
+def directions(
+    device: str, seed: int, kv_heads: int, dim: int, blocks: int, block_size: int, dtype: str, layers: int = 2
+) -> Outcome:
     """Absolute error, of a number in [0, 2]. Blocks are ragged, slots in no order; one block in ten is empty."""
     g = torch.Generator().manual_seed(seed)
     sizes = torch.randint(1, block_size + 1, (blocks,), generator=g)
@@ -106,12 +110,13 @@ def directions(device: str, seed: int, kv_heads: int, dim: int, blocks: int, blo
     starts = torch.cat((torch.zeros(1, dtype=torch.int64), sizes.cumsum(0))).to(torch.int32)
     tokens = int(starts[-1])
     lean = torch.randn(kv_heads, dim, generator=g)  # vectors share a direction, as keys do
-    pool = (torch.randn(tokens + 9, kv_heads, dim, generator=g) + lean).to(DTYPES[dtype])
+    pools = [(torch.randn(tokens + 9, kv_heads, dim, generator=g) + lean).to(DTYPES[dtype]) for _ in range(layers)]
     slots = torch.randperm(tokens + 8, generator=g)[:tokens] + 1
-    pool[slots[:1]] = 0
-    here, there = _pair(device, pool, slots, starts)
+    pools[0][slots[:1]] = 0
+    here, there = _pair(device, slots, starts)
     measured = distinctiveness.block_distinctiveness
-    got, wanted = measured.kernel(*here, block_size).cpu(), measured.reference(*there, block_size)
+    got = measured.kernel([pool.to(device) for pool in pools], *here, block_size).cpu()
+    wanted = measured.reference(pools, *there, block_size)
     return Outcome(float((got - wanted).abs().max()), 1e-5)
 
 

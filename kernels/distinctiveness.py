@@ -1,6 +1,8 @@
-"""How unusual the directions of a block's keys or values are, read through the paged pool, one number per block."""
+"""How unusual the directions of a block's keys or values are, read through the paged pool, all layers at once."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -8,8 +10,9 @@ import triton.language as tl
 
 from .block_attention import MAX_BLOCK_SIZE
 from .dispatch import dispatch
+from .layers import addresses, layer_pool, same_layout
 
-_TILE, _SPLIT = 64, 512  # tokens per step, tokens per program of the first pass
+_TILE, _SPLIT, _SPLITS = 64, 512, 64  # tokens per step; fewest per program of the first pass, and most programs
 _AT_ONCE = 2**26  # numbers the reference turns into single precision at a time: long sequences go by heads
 
 
@@ -36,18 +39,26 @@ def block_sums(per_token: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     return torch.segment_reduce(per_token, "sum", lengths=tokens, axis=0, unsafe=True)  # unsafe: lengths go unchecked
 
 
-def _distinctiveness_torch(pool: torch.Tensor, slots: torch.Tensor, starts: torch.Tensor, block_size: int) -> torch.Tensor:
-    """:func:`token_distinctiveness` of the resident tokens, mean over each block.
+def _distinctiveness_torch(
+    pools: Sequence[torch.Tensor], slots: torch.Tensor, starts: torch.Tensor, block_size: int
+) -> torch.Tensor:
+    """:func:`token_distinctiveness` of the resident tokens, mean over each block, per layer.
 
     Args:
-        pool: ``[physical slots, Hkv, D]``, keys or values. slots: int ``[T]``, where each resident token's is.
+        pools: per layer ``[physical slots, Hkv, D]``, keys or values, all of one layout.
+        slots: int ``[T]``, where each resident token's is.
         starts: int32 ``[N + 1]``, where in ``slots`` each block begins, and T. block_size: most tokens of a block.
 
     Returns:
-        float32 ``[N]``; 0 for a block without tokens.
+        float32 ``[L, N]``; 0 for a block without tokens.
+
+    Raises:
+        ValueError: layers of different layouts.
     """
-    tokens = starts.long().diff()
-    return block_sums(token_distinctiveness(pool[slots.long()]), tokens) / tokens.clamp_min(1)
+    same_layout("pools", pools)
+    tokens, slots = starts.long().diff(), slots.long()
+    sums = [block_sums(token_distinctiveness(pool[slots]), tokens) for pool in pools]
+    return torch.stack(sums) / tokens.clamp_min(1)
 
 
 @triton.jit
@@ -60,71 +71,81 @@ def _load_vectors(pool_ptr, slots_ptr, t, inside, head, stride_s, stride_h, DIM:
     return x, tl.maximum(tl.sqrt(tl.sum(x * x, axis=1)), 1e-12)
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit(do_not_specialize=["tokens", "split_size", "layers"])
 def _directions_kernel(
-    pool_ptr, slots_ptr, partial_ptr, tokens, stride_s, stride_h, HEADS: tl.constexpr, DIM: tl.constexpr,
-    DIM_P: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
+    pools_ptr, slots_ptr, partial_ptr, tokens, split_size, layers, stride_s, stride_h, HEADS: tl.constexpr, DIM: tl.constexpr,
+    DIM_P: tl.constexpr, TILE: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Sum of unit vectors over one split of the tokens, for one head: float32 ``[splits, Hkv, DIM_P]``."""
-    head, split = tl.program_id(0), tl.program_id(1)
+    """Sum of unit vectors over one split of the tokens, for one head of one layer: float32 ``[splits, L, Hkv, DIM_P]``."""
+    head, split, layer = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    pool_ptr = layer_pool(pools_ptr, layer, DTYPE, ALIGNED)
     total = tl.zeros((DIM_P,), tl.float32)
-    for start in range(split * SPLIT, tl.minimum((split + 1) * SPLIT, tokens), TILE):
+    for start in range(split * split_size, tl.minimum((split + 1) * split_size, tokens), TILE):
         t = start + tl.arange(0, TILE)
         x, norm = _load_vectors(pool_ptr, slots_ptr, t, t < tokens, head, stride_s, stride_h, DIM, DIM_P)
         total += tl.sum(x / norm[:, None], axis=0)
-    tl.store(partial_ptr + (split * HEADS + head) * DIM_P + tl.arange(0, DIM_P), total)
+    place = ((split * layers + layer) * HEADS + head).to(tl.int64) * DIM_P
+    tl.store(partial_ptr + place + tl.arange(0, DIM_P), total)
 
 
-@triton.jit(do_not_specialize=["splits", "tokens"])
-def _anchor_kernel(partial_ptr, anchor_ptr, splits, tokens, HEADS: tl.constexpr, DIM_P: tl.constexpr):
-    """Mean direction of one head as a unit vector: float32 ``[Hkv, DIM_P]``."""
+@triton.jit(do_not_specialize=["splits", "tokens", "vectors"])
+def _anchor_kernel(partial_ptr, anchor_ptr, splits, tokens, vectors, DIM_P: tl.constexpr):
+    """Mean direction of one head as a unit vector: float32 ``[L, Hkv, DIM_P]``, ``vectors`` of them."""
     place = tl.program_id(0) * DIM_P + tl.arange(0, DIM_P)
     total = tl.zeros((DIM_P,), tl.float32)
     for split in range(splits):
-        total += tl.load(partial_ptr + split * HEADS * DIM_P + place)
+        total += tl.load(partial_ptr + split * vectors * DIM_P + place)
     mean = total / tokens
     tl.store(anchor_ptr + place, mean / tl.maximum(tl.sqrt(tl.sum(mean * mean, axis=0)), 1e-12))
 
 
 @triton.jit(do_not_specialize=["blocks"])
 def _distinctiveness_kernel(
-    pool_ptr, slots_ptr, starts_ptr, anchor_ptr, out_ptr, blocks, stride_s, stride_h, HEADS: tl.constexpr,
-    DIM: tl.constexpr, DIM_P: tl.constexpr, BLOCK_P: tl.constexpr, BLOCKS_TILE: tl.constexpr,
+    pools_ptr, slots_ptr, starts_ptr, anchor_ptr, out_ptr, blocks, stride_s, stride_h, HEADS: tl.constexpr,
+    DIM: tl.constexpr, DIM_P: tl.constexpr, BLOCK_P: tl.constexpr, BLOCKS_TILE: tl.constexpr, DTYPE: tl.constexpr,
+    ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Means of a few blocks, over all heads."""
+    """Means of a few blocks over all heads of one layer: float32 ``[L, N]``."""
+    layer = tl.program_id(1)
+    pool_ptr = layer_pool(pools_ptr, layer, DTYPE, ALIGNED)
     place = tl.arange(0, BLOCKS_TILE * BLOCK_P)
     n = tl.program_id(0) * BLOCKS_TILE + place // BLOCK_P
     t = tl.load(starts_ptr + n, mask=n < blocks, other=0) + place % BLOCK_P
     inside = t < tl.load(starts_ptr + n + 1, mask=n < blocks, other=0)
     alike = tl.zeros((BLOCKS_TILE * BLOCK_P,), tl.float32)
     for head in range(HEADS):
-        anchor = tl.load(anchor_ptr + head * DIM_P + tl.arange(0, DIM_P))
+        anchor = tl.load(anchor_ptr + (layer * HEADS + head) * DIM_P + tl.arange(0, DIM_P))
         x, norm = _load_vectors(pool_ptr, slots_ptr, t, inside, head, stride_s, stride_h, DIM, DIM_P)
         alike += tl.sum(x * anchor[None, :], axis=1) / norm
     apart = tl.where(inside, 1 - alike / HEADS, 0.0)
     count = tl.sum(tl.reshape(inside.to(tl.float32), (BLOCKS_TILE, BLOCK_P)), axis=1)
     mean = tl.sum(tl.reshape(apart, (BLOCKS_TILE, BLOCK_P)), axis=1) / tl.maximum(count, 1.0)
     n = tl.program_id(0) * BLOCKS_TILE + tl.arange(0, BLOCKS_TILE)
-    tl.store(out_ptr + n, mean, mask=n < blocks)
+    tl.store(out_ptr + layer.to(tl.int64) * blocks + n, mean, mask=n < blocks)
 
 
-def _distinctiveness_triton(pool: torch.Tensor, slots: torch.Tensor, starts: torch.Tensor, block_size: int) -> torch.Tensor:
+def _distinctiveness_triton(
+    pools: Sequence[torch.Tensor], slots: torch.Tensor, starts: torch.Tensor, block_size: int
+) -> torch.Tensor:
     if block_size > MAX_BLOCK_SIZE:  # a block is one tile
-        return _distinctiveness_torch(pool, slots, starts, block_size)
+        return _distinctiveness_torch(pools, slots, starts, block_size)
+    pool = same_layout("pools", pools)
     if pool.stride(-1) != 1:
-        raise ValueError(f"pool of strides {pool.stride()}: a head's vector must be contiguous")
-    tokens, blocks, heads, dim = len(slots), len(starts) - 1, pool.shape[1], pool.shape[2]
+        raise ValueError(f"pools of strides {pool.stride()}: a head's vector must be contiguous")
+    layers, tokens, blocks, (_, heads, dim) = len(pools), len(slots), len(starts) - 1, pool.shape
     dim_p, block_p = triton.next_power_of_2(dim), triton.next_power_of_2(block_size)
+    split = _SPLIT * max(1, triton.cdiv(tokens, _SPLIT * _SPLITS))
     new = lambda *shape: torch.empty(shape, dtype=torch.float32, device=pool.device)  # noqa: E731
-    partial, anchor, out = new(triton.cdiv(tokens, _SPLIT), heads, dim_p), new(heads, dim_p), new(blocks)
-    slots, strides, sizes = slots.contiguous(), (pool.stride(0), pool.stride(1)), {"HEADS": heads, "DIM_P": dim_p}
-    _directions_kernel[(heads, len(partial))](
-        pool, slots, partial, tokens, *strides, DIM=dim, SPLIT=_SPLIT, TILE=_TILE, **sizes
+    partial, anchor, out = new(triton.cdiv(tokens, split), layers, heads, dim_p), new(layers, heads, dim_p), new(layers, blocks)
+    slots, strides, (table, typed) = slots.contiguous(), (pool.stride(0), pool.stride(1)), addresses(pools)
+    sizes = {"HEADS": heads, "DIM": dim, "DIM_P": dim_p, **typed}
+    _directions_kernel[(heads, len(partial), layers)](
+        table, slots, partial, tokens, split, layers, *strides, TILE=_TILE, **sizes
     )  # fmt: skip
-    _anchor_kernel[(heads,)](partial, anchor, len(partial), tokens, **sizes)
+    _anchor_kernel[(layers * heads,)](partial, anchor, len(partial), tokens, layers * heads, DIM_P=dim_p)
     tile = max(_TILE // block_p, 1)
-    _distinctiveness_kernel[(triton.cdiv(blocks, tile),)](
-        pool, slots, starts, anchor, out, blocks, *strides, DIM=dim, BLOCK_P=block_p, BLOCKS_TILE=tile, **sizes
+    _distinctiveness_kernel[(triton.cdiv(blocks, tile), layers)](
+        table, slots, starts, anchor, out, blocks, *strides, BLOCK_P=block_p, BLOCKS_TILE=tile, **sizes
     )  # fmt: skip
     return out
 

@@ -25,35 +25,38 @@ def bandwidth() -> float:
     return 2 * GIB / (triton.testing.do_bench(lambda: target.copy_(source), return_mode="median") / 1e3)
 
 
+LAYERS = 8
+"""Measured in one launch, as an event does it; of an 8B model's 32, so that three pool sizes fit one GPU."""
+
+
+def _pools(tokens: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Per layer a bf16 pool of 8 heads of 128 with five slots per token, and the slots in use, in no order."""
+    pools = [torch.randn(tokens * 5, 8, 128, dtype=torch.bfloat16, device="cuda") for _ in range(LAYERS)]
+    return pools, torch.randperm(tokens * 5, device="cuda")[:tokens].int()
+
+
 def attention_cases():
     """32 query and 8 key heads of 128, bf16, window 16, blocks of 32, a fifth of the pool's slots in use."""
-    for tokens in (8192, 32_768, 131_072):
-        pool = torch.randn(tokens * 5, 8, 128, dtype=torch.bfloat16, device="cuda")
-        slots = torch.randperm(tokens * 5, device="cuda")[:tokens].int()
-        queries = torch.randn(16, 32, 128, dtype=torch.bfloat16, device="cuda")
-        positions = torch.arange(tokens, device="cuda")
-        out, lse = torch.zeros(16, tokens // 32, device="cuda"), torch.full((16, 32), 5.0, device="cuda")
-        common = (queries, pool, slots, positions[-16:], positions, positions // 32, tokens // 32, 32, 128**-0.5, out, "max")
-        moved = tokens * (8 * 128 * 2 + 4 + 8) + 2 * out.numel() * 4 + queries.numel() * 2
+    for tokens in (1638, 8192, 32_768, 131_072):  # 1,638: a fifth of an 8K prompt
+        pools, slots = _pools(tokens)
+        queries = torch.randn(LAYERS, 16, 32, 128, dtype=torch.bfloat16, device="cuda")
+        positions, blocks = torch.arange(tokens, device="cuda"), -(-tokens // 32)
+        out, lse = torch.zeros(16, blocks, device="cuda"), torch.full((LAYERS, 16, 32), 5.0, device="cuda")
+        common = (queries, pools, slots, positions[-16:], positions, positions // 32, blocks, 32, 128**-0.5, out, "max")
+        moved = LAYERS * tokens * (8 * 128 * 2 + 4 + 8) + 2 * out.numel() * 4 + queries.numel() * 2
         for given in (lse, None):  # without it the keys are read twice; the floor counts them once all the same
-            shape = {"tokens": tokens, "lse_given": given is not None}
+            shape = {"tokens": tokens, "layers": LAYERS, "lse_given": given is not None}
             yield "block_attention_rows", shape, moved, block_attention.block_attention_rows, (*common, given)
 
 
 def direction_cases():
-    """The attention cases' pool. Vectors are read twice; the floor counts them once all the same."""
+    """The attention cases' pools. Vectors are read twice; the floor counts them once all the same."""
     for tokens in (8192, 131_072):
-        pool = torch.randn(tokens * 5, 8, 128, dtype=torch.bfloat16, device="cuda")
-        slots = torch.randperm(tokens * 5, device="cuda")[:tokens].int()
+        pools, slots = _pools(tokens)
         starts = torch.arange(0, tokens + 1, 32, dtype=torch.int32, device="cuda")
-        moved = tokens * (8 * 128 * 2 + 4) + tokens // 32 * 8
-        yield (
-            "block_distinctiveness",
-            {"tokens": tokens},
-            moved,
-            distinctiveness.block_distinctiveness,
-            (pool, slots, starts, 32),
-        )
+        moved = LAYERS * (tokens * (8 * 128 * 2 + 4) + tokens // 32 * 8)
+        shape, measure = {"tokens": tokens, "layers": LAYERS}, distinctiveness.block_distinctiveness
+        yield "block_distinctiveness", shape, moved, measure, (pools, slots, starts, 32)
 
 
 def other_cases():

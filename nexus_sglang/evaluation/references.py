@@ -27,10 +27,11 @@ ADA_FLOOR = 0.2
 def _attention(prefix: Prefix, layer: int, size: int, average: bool) -> torch.Tensor:
     """float32 ``[W, Hq or 1, N]``: window attention of one layer, summed over blocks of ``size`` tokens."""
     length = len(prefix.ids)
-    positions, queries = torch.arange(length), prefix.window.positions(0, length)
+    positions, at = torch.arange(length), prefix.window.positions(0, length)
+    (queries,) = prefix.window.queries(prefix.window.rings[layer][None], 0, at)
     return block_attention(
-        prefix.window.queries(layer, 0, queries), prefix.keys[layer].transpose(0, 1), queries, positions, positions,
-        -(-length // size), size, prefix.window.layers[layer].scale, average,
+        queries, prefix.keys[layer].transpose(0, 1), at, positions, positions, -(-length // size), size,
+        prefix.window.layers[layer].scale, average,
     )  # fmt: skip
 
 

@@ -76,24 +76,25 @@ def expected_attention(
 
 
 def _attend(
-    reduction: _HeadReduction, queries, key_pool, slots, at, positions, ordinal, starts, blocks, size, scale
+    reduction: _HeadReduction, queries, key_pools, slots, at, positions, ordinal, starts, blocks, size, scale
 ) -> None:  # fmt: skip
-    """Add one layer's attention to ``reduction``: fused where the kernel can, else head by head."""
+    """Add the attention of layers of one shape to ``reduction``: fused where the kernel can, else layer by layer."""
     if reduction.kind in _FUSED and size <= MAX_BLOCK_SIZE:
         if reduction.total is None:
-            reduction.total = torch.zeros((len(queries), blocks), dtype=torch.float32, device=queries.device)
+            reduction.total = torch.zeros((queries.shape[1], blocks), dtype=torch.float32, device=queries.device)
         block_attention_rows(
-            queries, key_pool, slots, at, positions, ordinal, blocks, size, scale, reduction.total, _FUSED[reduction.kind],
+            queries, key_pools, slots, at, positions, ordinal, blocks, size, scale, reduction.total, _FUSED[reduction.kind],
             starts=starts,
         )  # fmt: skip
-        reduction.heads += queries.shape[1]
+        reduction.heads += queries.shape[0] * queries.shape[2]
         return
-    keys = key_pool[slots]
-    if reduction.kind == "qk":
-        # Heads are averaged before the softmax, so ranks have to be as well.
-        queries, keys = (reduction.group.average(x.float().mean(dim=1, keepdim=True)) for x in (queries, keys))
     cells = ordinal * size + positions % size
-    reduction.add(block_attention(queries, keys, at, positions, cells, blocks, size, scale))
+    for query, pool in zip(queries, key_pools, strict=True):
+        keys = pool[slots]
+        if reduction.kind == "qk":
+            # Heads are averaged before the softmax, so ranks have to be as well.
+            query, keys = (reduction.group.average(x.float().mean(dim=1, keepdim=True)) for x in (query, keys))
+        reduction.add(block_attention(query, keys, at, positions, cells, blocks, size, scale))
 
 
 def measure(
@@ -130,24 +131,27 @@ def measure(
     attention = _HeadReduction(policy.head_reduction, group)
     expected = _HeadReduction("mean" if policy.head_reduction == "qk" else policy.head_reduction, group)
     norms, distinct_keys, distinct_values = [], [], []
-    for layer, shape in window.layers.items():
-        queries, pool = window.queries(layer, row, at), keys_of(layer)
+    for shape, layers, ring in window.groups:
+        queries = window.queries(ring, row, at)
+        keys, values = [keys_of(layer) for layer in layers], [values_of(layer) for layer in layers]
         if policy.needs_attention:
-            _attend(attention, queries, pool, slots, at, positions, ordinal, starts, blocks, block_size, shape.scale)
+            _attend(attention, queries, keys, slots, at, positions, ordinal, starts, blocks, block_size, shape.scale)
         if policy.needs_keys:
-            distinct_keys.append(block_distinctiveness(pool, slots, starts, block_size))
+            distinct_keys.append(block_distinctiveness(keys, slots, starts, block_size))
         if policy.needs_distinct_values:
-            distinct_values.append(block_distinctiveness(values_of(layer), slots, starts, block_size))
+            distinct_values.append(block_distinctiveness(values, slots, starts, block_size))
         if not (policy.needs_values or policy.needs_expected):
             continue
-        values = values_of(layer)[slots]
-        if policy.needs_values:
-            norms.append(block_sums(values.float().norm(dim=-1).mean(dim=-1), tokens) / tokens.clamp_min(1))
-        if policy.needs_expected:
-            expected.add(expected_attention(queries, pool[slots], values, tokens, shape.scale))
+        for query, key_pool, value_pool in zip(queries, keys, values, strict=True):
+            held = value_pool[slots]
+            if policy.needs_values:
+                mean_norms = held.float().norm(dim=-1).mean(dim=-1)
+                norms.append(block_sums(mean_norms, tokens)[None] / tokens.clamp_min(1))
+            if policy.needs_expected:
+                expected.add(expected_attention(query, key_pool[slots], held, tokens, shape.scale))
     if attention.kind == "qk":
         attention.group = ALONE  # every rank has computed the same rows
-    mean = lambda terms: group.average(torch.stack(terms).mean(dim=0)) if terms else None  # noqa: E731
+    mean = lambda terms: group.average(torch.cat(terms).mean(dim=0)) if terms else None  # noqa: E731
     return Evidence(
         attention.result() if policy.needs_attention else None,
         mean(norms),

@@ -17,6 +17,18 @@ class LayerShape(NamedTuple):
     scale: float
 
 
+class LayerGroup(NamedTuple):
+    """Layers of one shape, which are measured together.
+
+    Attributes:
+        shape: of each. layers: their ids, in the order they run. ring: ``[L, rows, W, heads, head_dim]``.
+    """
+
+    shape: LayerShape
+    layers: list[int]
+    ring: torch.Tensor
+
+
 class CapturePlan(NamedTuple):
     """Which tokens of a forward pass enter the window; the same for every layer.
 
@@ -34,20 +46,25 @@ class QueryWindow:
     """A ring per request row; the query at position p sits in slot p mod W. ``layers`` in the order they run.
 
     Real memory: layers x rows x W x heads x head_dim elements, reported as :attr:`bytes`.
+
+    Attributes:
+        groups: layers of the same shape share one tensor. rings: layer id -> its part of it ``[rows, W, heads, head_dim]``.
     """
 
     def __init__(self, layers: dict[int, LayerShape], rows: int, window: int, dtype: torch.dtype, device):
         self.layers, self.window, self.device = layers, window, device
-        self.rings = {
-            layer: torch.zeros((rows, window, shape.heads, shape.head_dim), dtype=dtype, device=device)
-            for layer, shape in layers.items()
-        }
+        self.groups = []
+        for shape in dict.fromkeys(layers.values()):
+            ids = [layer for layer, other in layers.items() if other == shape]
+            ring = torch.zeros((len(ids), rows, window, shape.heads, shape.head_dim), dtype=dtype, device=device)
+            self.groups.append(LayerGroup(shape, ids, ring))
+        self.rings = {layer: ring for group in self.groups for layer, ring in zip(group.layers, group.ring, strict=True)}
         self.first = [0] * rows
         self.first_layer = next(iter(layers), None)
 
     @property
     def bytes(self) -> int:
-        return sum(ring.numel() * ring.element_size() for ring in self.rings.values())
+        return sum(group.ring.nbytes for group in self.groups)
 
     def begin(self, row: int, position: int) -> None:
         """A request takes the row; ``position`` is the first token it computes itself."""
@@ -81,6 +98,6 @@ class QueryWindow:
         first = max(self.first[row], length - self.window, 0)
         return torch.arange(first, length, dtype=torch.int64, device=self.device)
 
-    def queries(self, layer: int, row: int, positions: torch.Tensor) -> torch.Tensor:
-        """``[w, heads, head_dim]`` at these positions."""
-        return self.rings[layer][row, positions % self.window]
+    def queries(self, ring: torch.Tensor, row: int, positions: torch.Tensor) -> torch.Tensor:
+        """``[L, w, heads, head_dim]`` at these positions; ``ring`` is that of a group."""
+        return ring[:, row].index_select(1, positions % self.window)

@@ -1,7 +1,7 @@
 """Compile every kernel to machine code for one GPU architecture; needs no GPU. Run as a script: ``... 90``.
 
 The launchers run on CPU tensors with the launch itself left out, so signatures and constants are the real ones.
-Prints one JSON object: kernel name -> bytes of shared memory, the largest over its variants.
+Prints one JSON object: kernel name -> [bytes of shared memory, loads of 2 bytes in its PTX], the largest over its variants.
 """
 
 import json
@@ -14,7 +14,11 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 # A single-precision dot takes the compiler seconds, so it is small and comes once.
-ATTENTION = {80: (torch.float32, 64, ("max",)), 90: (torch.bfloat16, 128, ("max", "sum"))}
+ATTENTION = {
+    80: (torch.float32, 64, ("max",)),
+    90: (torch.bfloat16, 128, ("max", "sum")),
+    100: (torch.float16, 128, ("max",)),
+}
 
 
 class NoDevice:
@@ -26,13 +30,14 @@ class NoDevice:
         self.get_current_stream = lambda device: 0
 
 
-def record_instead_of_launching() -> dict[str, int]:
+def record_instead_of_launching() -> dict[str, list[int]]:
     built, run = {}, JITFunction.run
 
     def compile_only(self, *args, grid, warmup, **options):
         kernel = run(self, *args, grid=grid, warmup=True, **options)
         assert kernel.asm["cubin"], self.__name__
-        built[self.__name__] = max(built.get(self.__name__, 0), kernel.metadata.shared)
+        seen = [kernel.metadata.shared, kernel.asm["ptx"].count("ld.global.b16")]
+        built[self.__name__] = list(map(max, seen, built.get(self.__name__, seen)))
         return kernel
 
     JITFunction.run = compile_only
@@ -41,12 +46,12 @@ def record_instead_of_launching() -> dict[str, int]:
 
 def launch_everything(dtype: torch.dtype, dim: int, reductions: tuple[str, ...]) -> None:
     ids, length = torch.arange(64), torch.tensor([64])
-    queries, pool = torch.zeros(16, 32, dim, dtype=dtype), torch.zeros(64, 8, dim, dtype=dtype)
+    queries, pools = torch.zeros(2, 16, 32, dim, dtype=dtype), [torch.zeros(64, 8, dim, dtype=dtype) for _ in range(2)]
     for reduction in reductions:
         block_attention.block_attention_rows.kernel(
-            queries, pool, ids.int(), ids[:16], ids, ids // 32, 2, 32, 0.1, torch.zeros(16, 2), reduction
+            queries, pools, ids.int(), ids[:16], ids, ids // 32, 2, 32, 0.1, torch.zeros(16, 2), reduction
         )
-    distinctiveness.block_distinctiveness.kernel(pool, ids.int(), torch.tensor([0, 32, 64], dtype=torch.int32), 32)
+    distinctiveness.block_distinctiveness.kernel(pools, ids.int(), torch.tensor([0, 32, 64], dtype=torch.int32), 32)
     weights, everyone = torch.zeros(1, 64), torch.ones(1, 64, dtype=torch.bool)
     walk_weights.walk_weights.kernel(weights[None], length, length, everyone, 3, 0.5, 1e-6)
     reservoir.draw.kernel(2**63 + 1, ids[None], length, 5)

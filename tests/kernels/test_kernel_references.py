@@ -75,17 +75,20 @@ def test_walk_weights_are_the_policys():
 @pytest.mark.parametrize("reduction", ["max", "sum"])
 def test_rows_are_block_attention_reduced(reduction):
     g = generator(2)
-    pool, queries = torch.randn(60, 2, 16, generator=g), torch.randn(4, 6, 16, generator=g)
+    pools, queries = torch.randn(3, 60, 2, 16, generator=g), torch.randn(3, 4, 6, 16, generator=g)
     positions = torch.tensor([p for p in range(50) if p % 5])
     index, ordinal = torch.unique_consecutive(positions // 8, return_inverse=True)
     slots, at = torch.randperm(60, generator=g)[: len(positions)], torch.arange(46, 50)
     cells = ordinal * 8 + positions % 8
-    heads = block_attention.block_attention(queries, pool[slots], at, positions, cells, len(index), 8, 0.25)
+    fixed = (at, positions, cells, len(index), 8, 0.25)
+    layers = [(q, pool[slots]) for q, pool in zip(queries, pools, strict=True)]
+    heads = torch.cat([block_attention.block_attention(*layer, *fixed) for layer in layers], dim=1)
     wanted = heads.amax(dim=1) if reduction == "max" else heads.sum(dim=1)
-    for lse in (None, torch.logsumexp(scores(queries, pool[slots], at, positions), dim=-1)):
+    lses = [torch.logsumexp(scores(*layer, at, positions), dim=-1) for layer in layers]
+    for lse in (None, torch.stack(lses)):
         out = torch.zeros(4, len(index))
         block_attention.block_attention_rows(
-            queries, pool, slots, at, positions, ordinal, len(index), 8, 0.25, out, reduction, lse
+            queries, list(pools), slots, at, positions, ordinal, len(index), 8, 0.25, out, reduction, lse
         )
         assert torch.allclose(out, wanted, rtol=0, atol=1e-6)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from nexus_sglang.kernels import cases
+from nexus_sglang.kernels import block_attention, cases
 from nexus_sglang.kernels.block_attention import block_attention_rows
 
 TOKENS = 4096
@@ -45,11 +45,11 @@ def test_every_group_and_head_size(group, dim):
 
 def arguments(window=3, tokens=40, block_size=8, position=None):
     g = torch.Generator().manual_seed(0)
-    queries, pool = torch.randn(window, 4, 64, generator=g), torch.randn(tokens + 1, 2, 64, generator=g)
+    queries, pools = torch.randn(2, window, 4, 64, generator=g), list(torch.randn(2, tokens + 1, 2, 64, generator=g))
     positions = torch.arange(tokens)
     query_positions = torch.arange(tokens - window, tokens) if position is None else torch.full((window,), position)
     blocks = -(-tokens // block_size)
-    return queries, pool, positions + 1, query_positions, positions, positions // block_size, blocks, block_size, 0.125
+    return queries, pools, positions + 1, query_positions, positions, positions // block_size, blocks, block_size, 0.125
 
 
 @pytest.mark.parametrize("run", [block_attention_rows.reference, block_attention_rows.kernel])
@@ -62,16 +62,38 @@ def test_a_query_that_sees_no_key_adds_nothing(run):
 @pytest.mark.parametrize("run", [block_attention_rows.reference, block_attention_rows.kernel])
 def test_keys_after_the_query_do_not_count(run):
     out = run(*arguments(position=19), torch.zeros(3, 5), "sum")
-    assert torch.allclose(out.sum(dim=1), torch.full((3,), 4.0)) and bool((out[:, 3:] == 0).all())
+    assert torch.allclose(out.sum(dim=1), torch.full((3,), 8.0)) and bool((out[:, 3:] == 0).all())
 
 
 def test_strided_pool_and_queries():
-    queries, pool, *rest = arguments()
-    wide = torch.randn(len(pool), 5, 64)
-    wide[:, 1:3] = pool
-    strided = queries.transpose(0, 1).contiguous().transpose(0, 1)
-    got = block_attention_rows.kernel(strided, wide[:, 1:3], *rest, torch.zeros(3, 5), "max")
-    assert torch.allclose(got, block_attention_rows.reference(queries, pool, *rest, torch.zeros(3, 5), "max"), atol=1e-6)
+    queries, pools, *rest = arguments()
+    wide = torch.randn(2, len(pools[0]), 5, 64)
+    wide[:, :, 1:3] = torch.stack(pools)
+    strided = queries.transpose(0, 2).contiguous().transpose(0, 2)
+    got = block_attention_rows.kernel(strided, list(wide[:, :, 1:3]), *rest, torch.zeros(3, 5), "max")
+    assert torch.allclose(got, block_attention_rows.reference(queries, pools, *rest, torch.zeros(3, 5), "max"), atol=1e-6)
+
+
+@pytest.mark.parametrize("apart", [1, 20, 40, 1000])
+def test_layers_share_a_program_where_their_rows_would_take_too_much_room(apart, monkeypatch):
+    g = torch.Generator().manual_seed(4)
+    queries, pools = torch.randn(5, 3, 4, 64, generator=g), list(torch.randn(5, 41, 2, 64, generator=g))
+    rest = arguments()[2:]
+    monkeypatch.setattr(block_attention, "_APART", apart)
+    for reduction in ("max", "sum"):
+        got = block_attention_rows.kernel(queries, pools, *rest, torch.zeros(3, 5), reduction)
+        wanted = block_attention_rows.reference(queries, pools, *rest, torch.zeros(3, 5), reduction)
+        assert torch.allclose(got, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+def test_pools_at_any_address(offset):
+    """The kernel reads 16 bytes at a time only where every layer's address allows it."""
+    queries, pools, *rest = arguments()
+    moved = [torch.cat((torch.zeros(offset), pool.flatten()))[offset:].view(pool.shape) for pool in pools]
+    assert (moved[0].data_ptr() % 16 == 0) == (offset == 0)
+    got = block_attention_rows.kernel(queries, moved, *rest, torch.zeros(3, 5), "max")
+    assert torch.allclose(got, block_attention_rows.reference(queries, pools, *rest, torch.zeros(3, 5), "max"), atol=1e-6)
 
 
 @pytest.mark.parametrize("run", [block_attention_rows.reference, block_attention_rows.kernel])
@@ -82,6 +104,10 @@ def test_refuses_what_does_not_fit(run):
         run(*arguments(), torch.zeros(3, 6), "max")
     with pytest.raises(ValueError, match="block_size 200"):
         run(*arguments()[:7], 200, 0.1, torch.zeros(3, 5), "max")
-    queries, pool, *rest = arguments()
+    queries, pools, *rest = arguments()
     with pytest.raises(ValueError, match="3 query heads"):
-        run(queries[:, :3], pool, *rest, torch.zeros(3, 5), "max")
+        run(queries[:, :, :3], pools, *rest, torch.zeros(3, 5), "max")
+    with pytest.raises(ValueError, match="queries of 2 layers for 1 key pools"):
+        run(queries, pools[:1], *rest, torch.zeros(3, 5), "max")
+    with pytest.raises(ValueError, match="key_pools: layer 1 is laid out as"):
+        run(queries, [pools[0], pools[1].double()], *rest, torch.zeros(3, 5), "max")

@@ -24,8 +24,8 @@ def test_opposite_equal_and_empty():
     pool[4] = -1
     starts = torch.tensor([0, 2, 2, 4], dtype=torch.int32)
     for run in (block_distinctiveness.kernel, block_distinctiveness.reference):
-        got = run(pool, torch.tensor([1, 2, 3, 4]), starts, 4)
-        assert torch.allclose(got, torch.tensor([0.0, 0.0, 1.0]), atol=1e-6)
+        got = run([pool, pool + 0], torch.tensor([1, 2, 3, 4]), starts, 4)
+        assert torch.allclose(got, torch.tensor([[0.0, 0.0, 1.0]] * 2), atol=1e-6)
 
 
 def test_a_block_too_large_for_the_kernel_is_left_to_torch():
