@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import sys
 
 from . import __version__, demo
@@ -27,7 +28,12 @@ def main(argv: list[str] | None = None) -> int:
         add(commands)
     args = parser.parse_args(argv)
     try:
-        return args.run(args)
+        status = args.run(args)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # `nexus-sglang policies | head`: nobody reads on, which is no fault
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (ConfigError, ModelError) as err:
         print(f"nexus-sglang: {err}", file=sys.stderr)
         return 2 if isinstance(err, ConfigError) else 1

@@ -149,13 +149,13 @@ class NexusRuntime:
             if seq is None:
                 continue
             seq.peak = max(seq.peak, self.rows.live[seq.row])
-            events = len(seq.events)
+            evictions = seq.evictions
             if extend:
                 room = self.reclaimable() - self.expected_growth(besides=seq) if seq.prefill_left else 0
                 self.evictor.after_prefill(seq, self.shared_length(req), room)
             else:
                 self.evictor.after_decode(seq, lambda req=req: self.shared_length(req))
-            if len(seq.events) > events and self.tree is not None:
+            if seq.evictions > evictions and self.tree is not None:
                 self.tree.recount(req.last_node)
         if self.config.debug:
             self.table.check_integrity()

@@ -93,7 +93,7 @@ def request_report(seq, live: int, length: int) -> dict[str, Any]:
         "peak_resident": seq.peak,
         "budget": seq.budget,
         "pinned": min(seq.pinned, length),
-        "events": len(seq.events),
+        "events": seq.evictions,
         "tokens_evicted": seq.tokens_evicted,
     }
     for clip in ("budget_clipped", "pin_clipped"):

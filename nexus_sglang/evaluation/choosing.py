@@ -7,6 +7,7 @@ import math
 import torch
 
 from ..config import NexusConfig
+from ..eviction.evictor import forced_blocks
 from ..policy.base import Blocks, Evidence, Policy, Weighing
 
 
@@ -27,7 +28,7 @@ def describe_blocks(
     size = config.block_size
     positions = torch.arange(length) if resident is None else resident
     index = torch.unique_consecutive(positions // size)
-    forced = (index * size < config.sink_length) | ((index + 1) * size > length - config.recent_length(budget))
+    forced = forced_blocks(index, size, config.sink_length, length - config.recent_length(budget))
     return Blocks(index, forced, identities[index], torch.full((len(index), width), math.nan), length, config.seed)
 
 

@@ -18,6 +18,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from nexus_sglang.kernels.block_attention import block_starts
+
 from ..eviction.sequence import block_identities
 from ..policy.base import Evidence, Policy
 from ..statistics.measure import measure
@@ -52,16 +54,17 @@ class Prefix:
         length = len(self.ids)
         positions = torch.arange(length) if resident is None else resident
         index, ordinal = torch.unique_consecutive(positions // block_size, return_inverse=True)
+        starts = block_starts(ordinal, len(index))
         return measure(
             policy, self.window, lambda layer: self.keys[layer].transpose(0, 1),
             lambda layer: self.values[layer].transpose(0, 1), 0, length, positions, positions,
-            ordinal, len(index), block_size,
+            ordinal, starts, block_size,
         )  # fmt: skip
 
     def identities(self, block_size: int) -> torch.Tensor:
         """int64 ``[N]``, see ``eviction.sequence.block_identities``."""
-        index = torch.arange(-(-len(self.ids) // block_size)).numpy()
-        return torch.from_numpy(block_identities(self.ids, index, block_size))
+        known = torch.from_numpy(block_identities(self.ids, block_size))
+        return torch.nn.functional.pad(known, (0, -(-len(self.ids) // block_size) - len(known)))
 
 
 @dataclass

@@ -1,12 +1,12 @@
 """When to evict, how much, and from which blocks. Joins policy, statistics and memory; knows no scheduler.
 
-Whether a sequence loses tokens is decided from host numbers, so a pass without an event waits for nothing. An event, in
-decode once per block gained, makes the host wait for the device twice: for the positions of the row's resident tokens
-(``CompactRows.resident_positions``) and for the order of its blocks (``Evictor._order``). Some policies add a wait
-of their own: ``nexus`` with a value tilt (a boolean mask in ``policy.reductions.flatness``) and ``keyformer`` (its
-temperature). An event that clips the protection reads all rows anew, one wait more; a look that ends without an event,
-because shared tokens hold the sequence above its budget, waits once. With tensor parallelism ranks exchange scores once
-per kind of evidence, and in debug mode compare their choice over the CPU.
+Whether a sequence loses tokens, and how many, is decided from host numbers; which blocks go is decided on the device. The
+host waits for the device when it does not know a row's blocks (``layout.py``): at the first event after a prefill, and
+after others have changed the row. Such an event waits twice, for the row's positions and for a word on whether the
+policy's numbers were any good. Where blocks are not whole, because another reader's eviction has cut through them, the
+host also needs their order. All other events wait for nothing. An event that clips the protection reads all rows anew.
+With tensor parallelism ranks exchange scores once per kind of evidence, and in debug mode compare their choice over the
+CPU.
 """
 
 from __future__ import annotations
@@ -15,21 +15,24 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from nexus_sglang.kernels import reservoir
+from nexus_sglang.kernels.block_attention import block_starts
 
 from ..config import NexusConfig
 from ..memory.ledger import BlockLedger
 from ..memory.page_table import PageTable
 from ..memory.rows import CompactRows
-from ..policy.base import Blocks, Policy
+from ..policy.base import Blocks, Policy, Weighing
 from ..statistics.measure import measure
 from ..statistics.parallel import ALONE, ScoreGroup
 from ..statistics.query_window import QueryWindow
 from ..transfer import download, upload
-from .sequence import EvictionEvent, RunningSequence, block_identities
+from .layout import Layout
+from .sequence import RunningSequence
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +65,29 @@ class Counters:
     decode_eviction_seconds: float = 0.0
 
 
+def forced_blocks(index: torch.Tensor, block_size: int, head: int, recent: int) -> torch.Tensor:
+    """bool ``[N]``, of blocks of these numbers: sinks and protected prefix (they begin before position ``head``) and the
+    recent window (they end after position ``recent``)."""
+    return (index * block_size < head) | ((index + 1) * block_size > recent)
+
+
+class Row(NamedTuple):
+    """Resident tokens of a row and the blocks they are in, all on the device.
+
+    Attributes:
+        virtual, slots, positions, ordinal: int64 ``[T]``: ids, physical slots, positions in the sequence (ascending), and
+            which of the N blocks each token is in.
+        starts: int32 ``[N + 1]``, where each block's tokens begin, and T. index: int64 ``[N]``, block numbers.
+    """
+
+    virtual: torch.Tensor
+    slots: torch.Tensor
+    positions: torch.Tensor
+    ordinal: torch.Tensor
+    starts: torch.Tensor
+    index: torch.Tensor
+
+
 class Evictor:
     """Applies one policy to the page table.
 
@@ -89,6 +115,7 @@ class Evictor:
         self.table, self.rows, self.ledger, self.window = table, rows, ledger, window
         self.keys_of, self.values_of, self.group = keys_of, values_of, group
         self.counters = Counters()
+        self._nan = torch.zeros(2, dtype=torch.int64, device=table.device)
 
     def warm_up(self) -> None:
         """Do on padding what an event does on the device, so that no kernel is compiled while requests wait.
@@ -96,19 +123,17 @@ class Evictor:
         Changes nothing. Whatever a policy makes of padding is dropped; what it cannot digest is logged.
         """
         size, device = self.config.block_size, self.table.device
-        blocks = max(4, -(-self.config.window // size))
-        index, length = torch.arange(blocks, device=device), blocks * size
+        length = max(4, -(-self.config.window // size)) * size
         where = torch.arange(length, device=device)
-        padding = torch.zeros_like(where)
-        names = Blocks(index, index < 0, index, self.ledger.read(padding[:blocks]), length, self.config.seed)
+        row = Row(where * 0, where * 0, where, *self._blocks(where, length // size))
         try:
-            evidence = measure(self.policy, self.window, self.keys_of, self.values_of, 0, length, padding, where, where // size,
-                               blocks, size, self.group)  # fmt: skip
-            weighing = self.policy.weigh(evidence, names)
-            self._order(weighing.weights, self.policy.prioritise(weighing.weights, names, 1), names.candidates)
+            names = Blocks(row.index, row.index < 0, row.index, self.ledger.read(row.index * 0), length, self.config.seed)
+            places, _ = self._judge(0, length, row, names, length // size, 1)
+            self._last(places, names.candidates, 1, 1)
         except Exception as err:
             logger.warning("nexus: warm-up without effect (%s: %s)", type(err).__name__, err)
-        self.table.evict(padding[:1], mapped=0)
+        self._nan.zero_()
+        self.table.evict(where[:1] * 0, mapped=0)
 
     def after_prefill(self, seq: RunningSequence, protected: int, room: int) -> None:
         """A prefill pass of this sequence ran.
@@ -142,9 +167,13 @@ class Evictor:
         if not seq.evictable or live <= seq.budget + slack:
             return False
         private = self.config.private_floor(seq.budget)
-        wished = max(protected, seq.pinned)
-        positions = self.rows.resident_positions(seq.row)
-        protected, held = self._protect(positions, wished, self.ceiling - private)
+        wished = self.config.whole_blocks(max(protected, seq.pinned))
+        layout, news = self._layout(seq, max(wished, self.config.sink_length))
+        protected, held = wished, layout.held(wished)
+        if held > self.ceiling - private:
+            self.counters.protection_clipped += 1
+            protected = layout.fit(self.ceiling - private)
+            held = layout.held(protected)
         seq.floor = held + private if held else 0
         target = max(seq.budget, seq.floor)
         if target > seq.budget:
@@ -154,102 +183,147 @@ class Evictor:
         if not seq.over_budget:
             seq.over_budget = True
             self.counters.sequences_over_budget += 1
-        freed = self._evict(seq, positions, live - target, protected)
+        freed = self._evict(seq, layout, live - target, max(protected, self.config.sink_length), news)
         # A clipped protection may have cost a token that other rows hold: none may list a slot that is gone.
         self.rows.rebuild_all() if protected < wished else self.rows.rebuild(seq.row, live - freed)
+        if self.config.debug:
+            seq.layout.check_integrity(self.rows.resident_positions(seq.row))
         return True
 
-    def _protect(self, positions: torch.Tensor, protected: int, limit: int) -> tuple[int, int]:
-        """Clip a protected prefix to what the pool can hold beside the private floor; ``positions`` are on the host.
+    def _layout(self, seq: RunningSequence, head: int) -> tuple[Layout, bool]:
+        """What the host knows of the row, its blocks before position ``head`` included; and whether it had to ask."""
+        row, rows = seq.row, self.rows
+        if seq.layout is not None and seq.layout.reading == rows.readings[row]:
+            seq.layout.grow(rows.length[row])
+            if seq.layout.knows(head) and seq.layout.live == rows.live[row]:
+                return seq.layout, False
+        return self._read(seq), True
 
-        Returns:
-            Leading tokens protected, and how many of them are resident.
-        """
-        held = int(torch.searchsorted(positions, protected)) if protected else 0
-        if held <= limit:
-            return protected, held
-        self.counters.protection_clipped += 1
-        return int(positions[limit]), limit
+    def _read(self, seq: RunningSequence) -> Layout:
+        row, rows = seq.row, self.rows
+        seq.layout = Layout(rows.resident_positions(row), self.config.block_size, rows.length[row], rows.readings[row])
+        return seq.layout
 
-    def _evict(self, seq: RunningSequence, positions: torch.Tensor, excess: int, protected: int) -> int:
+    def _evict(self, seq: RunningSequence, layout: Layout, excess: int, head: int, check: bool) -> int:
         """One event: measure, choose, unmap, record. The caller rebuilds the rows.
 
         Args:
-            positions: int64 ``[T]`` on the host: the row's resident tokens.
+            head: no block that begins before this position goes. check: wait to see whether the policy's numbers are good.
 
         Returns:
             Tokens evicted.
         """
-        size, row, device = self.config.block_size, seq.row, self.table.device
-        length, live = self.rows.length[row], len(positions)
-        index, ordinal, tokens = torch.unique_consecutive(positions // size, return_inverse=True, return_counts=True)
-        forced = self._forced(index, length, seq.budget, protected)
-        candidates = int((~forced).sum())
+        size, length = self.config.block_size, self.rows.length[seq.row]
+        recent = length - self.config.recent_length(seq.budget)
+        candidates, whole = layout.candidates(head, recent)
         if candidates == 0:
             return 0
-        where, slots = (x[row, :live].long() for x in (self.rows.positions, self.rows.slots))
-        virtual = self.rows.req_to_token[row, where].long()
-        evidence = measure(
-            self.policy, self.window, self.keys_of, self.values_of, row, length, slots, where, upload(ordinal, device),
-            len(index), size, self.group,
-        )  # fmt: skip
-        first = upload(tokens.cumsum(0) - tokens, device)
-        identity = torch.from_numpy(block_identities(seq.token_ids(), index.numpy(), size))
-        views = (upload(x, device) for x in (index, forced, identity))
-        blocks = Blocks(*views, self.ledger.read(virtual[first]), length, self.config.seed)
-        weighing = self.policy.weigh(evidence, blocks)
-        keep = candidates - min(candidates, math.ceil(excess / size))
-        priority = self.policy.prioritise(weighing.weights, blocks, keep)
-        order = self._order(weighing.weights, priority, blocks.candidates)[-candidates:]
-
-        # Partly shared blocks hold fewer tokens than a whole one, so the cut counts tokens.
-        gone = order[: int(torch.searchsorted(tokens[order].cumsum(0), excess)) + 1]
-        dropped = torch.zeros(len(index), dtype=torch.bool, device="cpu")
-        dropped[gone] = True
-        leaves = torch.nonzero(dropped[ordinal]).squeeze(1)
+        if not whole and layout.hidden:
+            layout = self._read(seq)
+        row = self._look(seq.row, layout)
+        names = self._names(seq, row, head, recent)
+        count = min(candidates, math.ceil(excess / size))
+        places, weighing = self._judge(seq.row, length, row, names, layout.blocks, candidates - count)
+        if check:
+            self._require_numbers()
+        if whole:
+            gone = self._last(places, names.candidates, candidates - count, count)
+            leaves, freed = (row.starts[gone].long()[:, None] + torch.arange(size, device=gone.device)).flatten(), count * size
+            layout.hide(head, recent, count)
+        else:
+            gone, leaves, freed = self._cut(places, layout, candidates, excess)
         # A forced block has not been judged: its memory starts when it becomes a candidate.
-        judged = torch.nonzero(~forced[ordinal]).squeeze(1)
-        self.ledger.write(virtual[upload(judged, device)], upload(ordinal[judged], device), *weighing)
-        freed = self.table.evict(virtual[upload(leaves, device)], mapped=len(leaves))
-        self._record(seq, EvictionEvent(length, index[dropped].tolist(), freed))
+        self.ledger.write(row.virtual, row.ordinal, *weighing, judged=names.candidates[row.ordinal])
+        self.table.evict(row.virtual[leaves], mapped=freed)
+        self._record(seq, length, row.index[gone], freed)
         return freed
 
-    def _record(self, seq: RunningSequence, event: EvictionEvent) -> None:
-        seq.events.append(event)
-        self.counters.eviction_events += 1
-        self.counters.blocks_evicted += len(event.blocks)
-        self.counters.tokens_evicted += event.tokens
-        if self.config.debug:
-            self.group.require_same(f"what was evicted from row {seq.row} at token {event.length}", str(event))
+    def _look(self, row: int, layout: Layout) -> Row:
+        """The row's resident tokens and blocks, on the device."""
+        where, slots = (x[row, : layout.live].long() for x in (self.rows.positions, self.rows.slots))
+        virtual = self.rows.req_to_token[row, where].long()
+        return Row(virtual, slots, where, *self._blocks(where, layout.blocks))
 
-    def _order(self, weights: torch.Tensor, priority: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
-        """int64 ``[N]`` on the host: blocks that are no candidates, then candidates, the first to go first; among equals
-        the older goes first.
+    def _blocks(self, positions: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Which block each token is in, where blocks start, and their numbers; ``count`` blocks."""
+        block = positions // self.config.block_size
+        ordinal = torch.nn.functional.pad((block[1:] != block[:-1]).cumsum(0), (1, 0))
+        starts = block_starts(ordinal, count)
+        return ordinal, starts, block[starts[:-1].long()]
+
+    def _names(self, seq: RunningSequence, row: Row, head: int, recent: int) -> Blocks:
+        """Blocks as a policy sees them: sinks, shared or pinned prefix, and the recent window are forced."""
+        size, length = self.config.block_size, self.rows.length[seq.row]
+        forced = forced_blocks(row.index, size, head, recent)
+        identity = seq.identities(length // size + 1, size, row.index.device)[row.index]
+        memory = self.ledger.read(row.virtual[row.starts[:-1].long()])
+        return Blocks(row.index, forced, identity, memory, length, self.config.seed)
+
+    def _judge(
+        self, row: int, length: int, tokens: Row, names: Blocks, blocks: int, keep: int
+    ) -> tuple[torch.Tensor, Weighing]:  # fmt: skip
+        """Ask the policy.
+
+        Returns:
+            int64 ``[N]``, each candidate's place in the order of keeping, from 0, among equals the newer first, and N for
+            others; and the policy's verdict.
 
         Raises:
-            PolicyError: a shape or a NaN.
+            PolicyError: a shape that does not fit.
         """
-        blocks = len(candidates)
-        named = {"weights": weights, "priorities": priority}
-        for what, tensor in named.items():
+        evidence = measure(self.policy, self.window, self.keys_of, self.values_of, row, length, tokens.slots,
+                           tokens.positions, tokens.ordinal, tokens.starts, self.config.block_size, self.group)  # fmt: skip
+        weighing = self.policy.weigh(evidence, names)
+        priority = self.policy.prioritise(weighing.weights, names, keep)
+        for what, tensor in (("weights", weighing.weights), ("priorities", priority)):
             if tuple(tensor.shape) != (blocks,):
-                self._blame(what, tensor, int(download(torch.isnan(tensor).sum())), blocks)
-        places = reservoir.ranks(priority.double()[None], candidates[None], upload([blocks], candidates.device))[0].long()
-        holes = [torch.isnan(tensor).sum()[None] for tensor in named.values()]
-        *_, bad_weights, bad_priorities = seen = download(torch.cat((places, *holes)))
-        for what, tensor, bad in zip(named, named.values(), (bad_weights, bad_priorities), strict=True):
-            if bad:
-                self._blame(what, tensor, int(bad), blocks)
-        return torch.argsort(seen[:blocks], descending=True, stable=True)
+                raise PolicyError(
+                    f"policy {self.policy.name!r} returned {what} of shape {tuple(tensor.shape)}, for {blocks} blocks"
+                )
+        self._nan += torch.stack([torch.isnan(x).sum() for x in (weighing.weights, priority)])
+        # Ranks of NaN would be no order, and slots would leak before anybody hears of it.
+        values = priority.double().nan_to_num(-torch.inf, torch.inf, -torch.inf)[None]
+        places = reservoir.ranks(values, names.candidates[None], upload([blocks], values.device))
+        return places[0].long(), weighing
 
-    def _blame(self, what: str, tensor: torch.Tensor, nan: int, blocks: int) -> None:
-        raise PolicyError(
-            f"policy {self.policy.name!r} returned {what} of shape {tuple(tensor.shape)} with {nan} NaN, for {blocks} blocks"
-        )
+    def _require_numbers(self) -> None:
+        """Wait for the device.
 
-    def _forced(self, index: torch.Tensor, length: int, budget: int, protected: int) -> torch.Tensor:
-        """bool ``[N]``: sinks, shared or pinned prefix, and the recent window, by position in the sequence."""
-        size = self.config.block_size
-        head = max(self.config.sink_length, protected)
-        recent = self.config.recent_length(budget)
-        return (index * size < head) | ((index + 1) * size > length - recent)
+        Raises:
+            PolicyError: the policy has returned NaN since this was last asked.
+        """
+        weights, priorities = download(self._nan).tolist()
+        if weights or priorities:
+            self._nan.zero_()
+            raise PolicyError(
+                f"policy {self.policy.name!r} returned {weights} weights and {priorities} priorities that are NaN"
+            )
+
+    @staticmethod
+    def _last(places: torch.Tensor, candidates: torch.Tensor, keep: int, count: int) -> torch.Tensor:
+        """int64 ``[count]``, ascending: the candidates whose place is ``keep`` or behind it; there are ``count``."""
+        blocks = torch.arange(len(places), device=places.device)
+        return torch.where(candidates & (places >= keep), blocks, len(places)).sort().values[:count]
+
+    @staticmethod
+    def _cut(places: torch.Tensor, layout: Layout, candidates: int, excess: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """The blocks to go where they are not whole: as many as hold ``excess`` tokens. Waits for their order.
+
+        Returns:
+            Blocks (int64 ``[k]``, ascending) and their tokens (int64 ``[freed]``) on the device, and ``freed``.
+        """
+        order = torch.argsort(download(places), descending=True, stable=True)[-candidates:]
+        tokens = torch.tensor(layout.tokens, device="cpu")
+        gone = order[: int(torch.searchsorted(tokens[order].cumsum(0), excess)) + 1].sort().values
+        ends = tokens.cumsum(0)
+        leaves = torch.cat([torch.arange(int(ends[i] - tokens[i]), int(ends[i]), device="cpu") for i in gone])
+        layout.drop(gone.tolist())
+        return upload(gone, places.device), upload(leaves, places.device), len(leaves)
+
+    def _record(self, seq: RunningSequence, length: int, blocks: torch.Tensor, tokens: int) -> None:
+        seq.record(length, blocks, tokens)
+        self.counters.eviction_events += 1
+        self.counters.blocks_evicted += len(blocks)
+        self.counters.tokens_evicted += tokens
+        if self.config.debug:
+            self.group.require_same(f"what was evicted from row {seq.row} at token {length}", str(seq.events[-1]))

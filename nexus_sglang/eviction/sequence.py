@@ -1,4 +1,4 @@
-"""What the evictor knows of one running request: host numbers only."""
+"""What the evictor knows of one running request."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
-_MASK = np.uint64(0xFFFFFFFFFFFFFFFF)
+from ..transfer import download, upload
+from .layout import Layout
+
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -41,7 +44,8 @@ class RunningSequence:
         floor: what it may hold above its budget, because of a protected prefix (set at each event).
         prefill_left: prompt tokens still to be prefilled. thinned_in_prefill: evicted from between its chunks.
         peak: most tokens it ever held resident.
-        events: what was evicted, oldest first.
+        evictions, tokens_evicted: events so far, and the tokens they took.
+        layout: what the host knows of its row, or None.
         report: what it held when it left its row, or None while it runs.
     """
 
@@ -60,35 +64,61 @@ class RunningSequence:
     thinned_in_prefill: bool = False
     peak: int = 0
     over_budget: bool = False
-    events: list[EvictionEvent] = field(default_factory=list)
+    evictions: int = 0
+    tokens_evicted: int = 0
+    layout: Layout | None = None
     report: dict | None = None
+    _events: list[EvictionEvent] = field(default_factory=list, repr=False)
+    _identities: torch.Tensor | None = field(default=None, repr=False)
+
+    def record(self, length: int, blocks: torch.Tensor, tokens: int) -> None:
+        """An event took place; ``blocks`` (int64 ``[k]``) may be on the device, and stay there until somebody asks."""
+        self._events.append(EvictionEvent(length, blocks, tokens))
+        self.evictions += 1
+        self.tokens_evicted += tokens
 
     @property
-    def tokens_evicted(self) -> int:
-        return sum(event.tokens for event in self.events)
+    def events(self) -> list[EvictionEvent]:
+        """What was evicted, oldest first; waits for the device."""
+        untold = [i for i, event in enumerate(self._events) if isinstance(event.blocks, torch.Tensor)]
+        if untold:
+            told = download(torch.cat([self._events[i].blocks for i in untold]))
+            for i, blocks in zip(untold, told.split([len(self._events[i].blocks) for i in untold]), strict=True):
+                self._events[i] = self._events[i]._replace(blocks=blocks.tolist())
+        return self._events
+
+    def identities(self, count: int, block_size: int, device: str | torch.device) -> torch.Tensor:
+        """int64 ``[count]`` on the device: :func:`block_identities` of the sequence's first blocks, each hashed once; 0
+        for blocks whose tokens are not all known yet (they are young, hence forced)."""
+        ids, known = self.token_ids(), self._identities
+        if known is None:
+            known = torch.empty(0, dtype=torch.int64, device=device)
+        if len(ids) // block_size > len(known):
+            known = torch.cat((known, upload(torch.from_numpy(block_identities(ids, block_size, len(known))), device)))
+            self._identities = known
+        return torch.nn.functional.pad(known, (0, max(0, count - len(known))))[:count]
 
 
-def block_identities(token_ids: Sequence[int], index: np.ndarray, block_size: int) -> np.ndarray:
+def block_identities(token_ids: Sequence[int], block_size: int, first: int = 0) -> np.ndarray:
     """64-bit hashes of blocks: their tokens and where they stand, nothing else.
 
     Args:
-        token_ids: the sequence. index: int64 ``[N]``, block numbers. block_size: tokens per block.
+        token_ids: the sequence. block_size: tokens per block. first: number of the first block wanted.
 
     Returns:
-        int64 ``[N]``; 0 for a block whose tokens are not all known yet (it is young, hence forced).
+        int64, one per block from ``first`` on whose tokens are all there.
     """
-    tokens = np.asarray(token_ids if isinstance(token_ids, (array, np.ndarray)) else list(token_ids), dtype=np.int64)
+    tokens = token_ids[first * block_size :]
+    tokens = np.asarray(tokens if isinstance(tokens, (array, np.ndarray)) else list(tokens), dtype=np.int64)
     whole = len(tokens) // block_size
     grid = tokens[: whole * block_size].reshape(whole, block_size).astype(np.uint64)
+    place = np.arange(first + 1, first + whole + 1, dtype=np.uint64)
     powers = np.ones(block_size, dtype=np.uint64)
-    out = np.zeros(len(index), dtype=np.uint64)
-    known = index < whole
     with np.errstate(over="ignore"):
         for i in range(1, block_size):
             powers[i] = powers[i - 1] * np.uint64(0xD6E8FEB86659FD93)
-        mixed = ((grid[index[known]] + np.uint64(1)) * powers).sum(axis=1, dtype=np.uint64)
-        mixed = (mixed ^ (index[known].astype(np.uint64) + np.uint64(1)) * _ODD) & _MASK
+        mixed = ((grid + np.uint64(1)) * powers).sum(axis=1, dtype=np.uint64)
+        mixed = mixed ^ place * _ODD
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
             mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-        out[known] = mixed ^ (mixed >> np.uint64(31))
-    return out.view(np.int64)
+    return (mixed ^ (mixed >> np.uint64(31))).view(np.int64)

@@ -33,14 +33,22 @@ class BlockLedger:
         """float32 ``[N, width]`` for the blocks whose first resident slot is ``first`` (int64 ``[N]``)."""
         return self.memory[first]
 
-    def write(self, slots: torch.Tensor, block: torch.Tensor, weights: torch.Tensor, memory: torch.Tensor | None):
+    def write(
+        self,
+        slots: torch.Tensor,
+        block: torch.Tensor,
+        weights: torch.Tensor,
+        memory: torch.Tensor | None,
+        judged: torch.Tensor,
+    ):
         """Record an event.
 
         Args:
-            slots: int64 ``[T]``, virtual ids of the resident tokens.
+            slots: int64 ``[T]``, virtual ids of the resident tokens, distinct.
             block: int64 ``[T]``, row of ``weights`` each belongs to.
             weights: float ``[N]``. memory: float32 ``[N, width]`` or None.
+            judged: bool ``[T]``; other tokens keep their record.
         """
-        self.weight[slots] = weights.float()[block]
+        self.weight[slots] = torch.where(judged, weights.float()[block], self.weight[slots])
         if memory is not None:
-            self.memory[slots] = memory.float()[block]
+            self.memory[slots] = torch.where(judged[:, None], memory.float()[block], self.memory[slots])

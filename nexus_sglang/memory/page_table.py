@@ -119,7 +119,10 @@ class PageTable:
         return kernels.translate(self.v2p, virtual)
 
     def resident(self, virtual: torch.Tensor) -> int:
-        """How many of these ids are mapped; waits for the device."""
+        """How many of these ids in use are mapped; waits for the device, unless nothing is evicted anywhere."""
+        counts = self.counts()
+        if counts.virtual_held == counts.physical_mapped:
+            return len(virtual)
         return int(download((self.translate(virtual) > 0).sum()))
 
     def check_integrity(self) -> TableCounts:

@@ -25,11 +25,13 @@ class CompactRows:
         positions: int32 ``[rows, width]``, that token's position in the sequence.
         live: list of ints, resident tokens per row (host).
         length: list of ints, tokens of the sequence so far per row (host); 0 when the row is free.
+        readings: list of ints, how often each row was read anew without anyone knowing its outcome (host).
     """
 
     def __init__(self, req_to_token: torch.Tensor, table: PageTable):
         rows, width = req_to_token.shape
         self.req_to_token, self.table, self.device = req_to_token, table, req_to_token.device
+        self.readings = [0] * rows
         self.slots = torch.zeros((rows, width), dtype=torch.int32, device=req_to_token.device)
         self.positions = torch.zeros_like(self.slots)
         self.clear()
@@ -95,6 +97,7 @@ class CompactRows:
         if rows:
             for row, count in zip(rows, download(torch.cat([self._launch(row) for row in rows])).tolist(), strict=True):
                 self.live[row] = count
+                self.readings[row] += 1
 
     def _launch(self, row: int) -> torch.Tensor:
         """Write the row; int64 ``[1]``, its resident tokens, on the device."""

@@ -35,7 +35,7 @@ class Keyformer(Policy):
 
     def weigh(self, evidence: Evidence, blocks: Blocks) -> Weighing:
         events = torch.nan_to_num(blocks.memory[:, 1].double())
-        progress = float((events.max() / self.tau_events).clamp(max=1))
+        progress = (events.max() / self.tau_events).clamp(max=1)  # on the device: nobody waits for it
         tau = self.tau_start + (self.tau_end - self.tau_start) * progress
         rows = evidence.attention.double()
         u = uniforms(blocks.seed, blocks.identity, blocks.event, rows.shape[0])

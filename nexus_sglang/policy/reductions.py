@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from .base import Evidence
@@ -81,7 +79,7 @@ def standardise(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 def flatness(weights: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Entropy of the weights ``[N]`` over ``mask`` as a share of its maximum: 1 when all are equal, 0 for one alone."""
-    kept = weights[mask].double()
+    kept = weights.double() * mask  # no selection by mask: its size would have to come from the device
     p = kept / kept.sum().clamp_min(1e-300)
     entropy = -(p * p.clamp_min(1e-300).log()).sum()
-    return (entropy / math.log(max(len(kept), 2))).clamp(0, 1)
+    return (entropy / mask.sum().clamp_min(2).double().log()).clamp(0, 1)

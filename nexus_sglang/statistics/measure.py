@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from nexus_sglang.kernels.block_attention import MAX_BLOCK_SIZE, block_attention, block_attention_rows, block_starts
+from nexus_sglang.kernels.block_attention import MAX_BLOCK_SIZE, block_attention, block_attention_rows
 from nexus_sglang.kernels.distinctiveness import block_distinctiveness, block_sums
 
 from ..policy.base import Evidence, Policy
@@ -107,7 +107,7 @@ def measure(
     slots: torch.Tensor,
     positions: torch.Tensor,
     ordinal: torch.Tensor,
-    blocks: int,
+    starts: torch.Tensor,
     block_size: int,
     group: ScoreGroup = ALONE,
 ) -> Evidence:
@@ -117,7 +117,7 @@ def measure(
         keys_of, values_of: layer id -> pool buffer ``[physical slots, Hkv, D]``.
         row, length: request row and its tokens so far.
         slots: int64 ``[T]``, physical slots of the resident tokens. positions: int64 ``[T]``, ascending.
-        ordinal: int64 ``[T]``, which of the ``blocks`` blocks each token is in.
+        ordinal: int64 ``[T]``, which of the N blocks each token is in. starts: int32 ``[N + 1]``, where they begin, and T.
         group: ranks that hold the other heads; all of them must measure the same event.
 
     Returns:
@@ -126,8 +126,7 @@ def measure(
     if not any(getattr(policy, need) for need in NEEDS):
         return Evidence()
     at = window.positions(row, length)
-    starts = block_starts(ordinal, blocks)
-    tokens = starts.long().diff()
+    tokens, blocks = starts.long().diff(), len(starts) - 1
     attention = _HeadReduction(policy.head_reduction, group)
     expected = _HeadReduction("mean" if policy.head_reduction == "qk" else policy.head_reduction, group)
     norms, distinct_keys, distinct_values = [], [], []

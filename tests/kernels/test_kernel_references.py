@@ -14,7 +14,7 @@ def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def test_draws_are_those_of_the_policies():
+def test_draws_of_a_batch_are_those_of_each_request():
     identity = torch.randint(-(2**63), 2**63 - 1, (2, 50), generator=generator())
     for seed in (0, 7, 2**63 + 1):
         batch = reservoir.draw(seed, identity, torch.tensor([5, 4096]), 3)

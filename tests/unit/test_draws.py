@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy import stats
 
-from nexus_sglang.policy.draws import philox, uniforms
+from nexus_sglang.policy.draws import uniforms
 
 ONES = 0xFFFFFFFF
 PINNED = [[2843834898, 3216907003, 2865188722, 3564126466], [1314437401, 2761022837, 1148563979, 992024447]]
@@ -20,10 +20,6 @@ def slow_philox(counter, key):
     return c
 
 
-def run(counter, key):
-    return [int(word) for word in philox(tuple(torch.tensor(c) for c in counter), key)]
-
-
 @pytest.mark.parametrize(
     "counter, key, answer",
     [
@@ -37,7 +33,9 @@ def run(counter, key):
     ],
 )
 def test_known_answers(counter, key, answer):
-    assert run(counter, key) == list(answer) == slow_philox(counter, key)
+    assert slow_philox(counter, key) == list(answer)
+    if counter == (0,) * 4:  # the only one that a block of a sequence can have
+        assert uniforms(0, torch.tensor([0]), 0, 1).item() == (answer[0] + 0.5) / 2**32
 
 
 def test_uniforms_are_philox_words():

@@ -21,12 +21,13 @@ BLOCK, SINK = 8, 8
 
 @dataclass
 class Bench:
-    """A page table with one layer of two heads behind it; keys depend on position only."""
+    """A page table with layers of two heads behind it; keys depend on position only, and are the same in all layers."""
 
     policy: Policy
     config: NexusConfig
     ceiling: int = 900
     device: str | torch.device = "cpu"
+    layers: int = 1
 
     def __post_init__(self):
         device = self.device
@@ -34,7 +35,9 @@ class Bench:
         self.req_to_token = torch.zeros((6, 600), dtype=torch.int32, device=device)
         self.rows = CompactRows(self.req_to_token, self.table)
         self.ledger = BlockLedger(4096, self.policy.memory_width, device)
-        self.window = QueryWindow({0: LayerShape(2, 8, 0.35)}, 6, self.config.window, torch.float32, device)
+        self.window = QueryWindow(
+            dict.fromkeys(range(self.layers), LayerShape(2, 8, 0.35)), 6, self.config.window, torch.float32, device
+        )
         self.pool = torch.zeros(1025, 1, 8, device=device)
         noise = torch.Generator().manual_seed(5)
         keys, queries = torch.randn(600, 1, 8, generator=noise), torch.randn(600, 2, 8, generator=noise)
@@ -57,16 +60,17 @@ class Bench:
         slots, positions = self.rows.slots[row, :live].long(), self.rows.positions[row, :live].long()
         self.pool[slots] = self.keys[positions]
         plan = self.window.plan_extend([row], [before], [length - before], self.device)
-        self.window.capture(0, self.queries[before:length], plan)
+        for layer in range(self.layers):
+            self.window.capture(layer, self.queries[before:length], plan)
 
     def blocks(self, row: int) -> list[int]:
         positions = self.rows.positions[row, : self.rows.live[row]].cpu()
         return torch.unique(positions // BLOCK).tolist()
 
 
-def bench(policy="nexus", device="cpu", **fields) -> Bench:
+def bench(policy="nexus", device="cpu", layers=1, **fields) -> Bench:
     settings = {"block_size": BLOCK, "window": 4, "sink_tokens": SINK, "recent_tokens": 16, "min_tokens": 32}
-    return Bench(make_policy(policy, fields), NexusConfig(policy, **settings), device=device)
+    return Bench(make_policy(policy, fields), NexusConfig(policy, **settings), device=device, layers=layers)
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -124,7 +128,7 @@ def test_shared_prefix_is_left_alone():
     seq = b.sequence(1, 400, budget=80)
     b.evictor.after_prefill(seq, protected=60, room=0)
     assert b.blocks(1)[:8] == list(range(8)), "blocks touching the first 60 tokens stay"
-    assert b.rows.live[1] == 80, "60 shared tokens leave the private part its floor of 24; 80 is met to a block"
+    assert b.rows.live[1] == 64 + 24, "60 shared tokens count as 64, beside them the private floor of 24"
     more = b.sequence(2, 400, budget=80)
     b.evictor.after_prefill(more, protected=200, room=0)
     assert b.blocks(2)[:25] == list(range(25)) and b.rows.live[2] == 200 + 24, "the private floor"
@@ -182,7 +186,7 @@ def test_wrong_policy_is_named():
 
     b = bench()
     b.evictor.policy = Broken()
-    with pytest.raises(PolicyError, match="'broken' returned weights .* NaN"):
+    with pytest.raises(PolicyError, match="'broken' returned 50 weights and 50 priorities that are NaN"):
         b.evictor.after_prefill(b.sequence(1, 400, budget=80), 0, 0)
 
 
@@ -197,19 +201,29 @@ def test_ledger_follows_the_slots():
 
 
 def test_block_identity_is_content_and_place():
-    import numpy as np
-
     tokens = list(range(64))
-    first = block_identities(tokens, np.arange(8), 8)
+    first = block_identities(tokens, 8)
     assert len(set(first.tolist())) == 8
-    assert (first == block_identities(tokens + [1, 2], np.arange(8), 8)).all()
+    assert (first == block_identities(tokens + [1, 2], 8)).all(), "a block whose tokens are not all there has none"
+    assert (first[3:] == block_identities(tokens, 8, first=3)).all() and len(block_identities(tokens, 8, first=8)) == 0
     other = tokens.copy()
     other[9] += 1
-    changed = block_identities(other, np.arange(8), 8) != first
+    changed = block_identities(other, 8) != first
     assert changed.tolist() == [False, True, False, False, False, False, False, False]
-    repeated = block_identities([5] * 64, np.arange(8), 8)
+    repeated = block_identities([5] * 64, 8)
     assert len(set(repeated.tolist())) == 8, "the same text elsewhere draws anew"
-    assert block_identities(tokens, np.array([8]), 8).tolist() == [0], "unknown tokens have no identity yet"
+
+
+def test_a_sequence_hashes_each_block_once():
+    tokens = list(range(20))
+    seq = RunningSequence("r", 1, 600, 80, token_ids=lambda: tokens)
+    whole = lambda: block_identities(tokens, 8).tolist()  # noqa: E731
+    assert seq.identities(3, 8, "cpu").tolist() == [*whole(), 0]
+    kept = seq._identities
+    assert seq.identities(4, 8, "cpu").tolist() == [*whole(), 0, 0] and seq._identities is kept
+    tokens += range(20, 30)
+    assert seq.identities(4, 8, "cpu").tolist() == [*whole(), 0] and len(whole()) == 3
+    assert seq.identities(2, 8, "cpu").tolist() == whole()[:2]
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))

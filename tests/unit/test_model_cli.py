@@ -260,3 +260,11 @@ def test_real_model(smollm2_folder):
 def test_real_weights_are_readable_by_others(smollm2_folder):
     modes = {os.stat(path).st_mode & 0o777 for path in smollm2_folder.iterdir()}
     assert len(modes) == 1
+
+
+def test_nobody_reads_on():
+    """``nexus-sglang policies | head``: no traceback."""
+    command = [sys.executable, "-m", "nexus_sglang.cli", "policies"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.close()
+    assert "Error" not in process.stderr.read() and process.wait(60) == 1

@@ -3,7 +3,6 @@
 import json
 import math
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from nexus_sglang.evaluation.experiment import grade
 from nexus_sglang.evaluation.references import ada_rooms, pyramid_rooms
 from nexus_sglang.evaluation.report import BEGIN, END, difference, pilot_table, ranking, tables, wilson, write_tables
 from nexus_sglang.evaluation.tasks import TASKS
-from nexus_sglang.eviction.evictor import Evictor
 from nexus_sglang.policy import Evidence, make_policy
 from nexus_sglang.policy.base import Policy
 from nexus_sglang.statistics.measure import expected_attention, measure
@@ -50,8 +48,8 @@ def test_forced_blocks_and_budget_are_the_evictors(recent, length, share):
     budget = config.budget_tokens(length)
     n = math.ceil(length / 32)
     blocks = describe_blocks(length, torch.arange(n), config, budget, 0)
-    theirs = Evictor._forced(SimpleNamespace(config=config), blocks.index, length, budget, 0)
-    assert torch.equal(blocks.forced, theirs)
+    newest = length - config.recent_length(budget)
+    assert [int(i) for i in blocks.index[blocks.forced]] == [i for i in range(n) if i == 0 or (i + 1) * 32 > newest]
     kept = choose_tokens(make_policy("random", {}), Evidence(), blocks, config, budget)
     assert budget - 32 < len(kept) <= budget and blocks.forced.sum() * 32 <= len(kept) + 31
     assert set(range(32)) <= set(kept.tolist()) and int(kept[-1]) == length - 1
@@ -142,7 +140,19 @@ def test_measure_gives_everything_that_is_asked_for():
     slots = torch.arange(70).flip(0)
     positions = torch.arange(70)
     fetch = pools.__getitem__
-    out = measure(Asks(), window, fetch, fetch, 0, 70, slots, positions, positions // 32, 3, 32)
+    out = measure(
+        Asks(),
+        window,
+        fetch,
+        fetch,
+        0,
+        70,
+        slots,
+        positions,
+        positions // 32,
+        torch.tensor([0, 32, 64, 70], dtype=torch.int32),
+        32,
+    )
     assert out.attention.shape == (4, 3)
     for term in (out.value_norm, out.key_distinctiveness, out.expected, out.value_distinctiveness):
         assert term.shape == (3,) and torch.isfinite(term).all()

@@ -1,7 +1,9 @@
 """The evictor makes the same choices whichever implementation the dispatch takes."""
 
 import pytest
+import torch
 from test_evictor import bench
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import InterpretedFunction
 
 POLICIES = [
@@ -52,3 +54,41 @@ def test_the_warm_up_compiles_what_an_event_needs(policy, monkeypatch):
     launched.clear()
     b.evictor.after_prefill(seq, protected=30, room=0)
     assert seq.events and launched - rows and launched - rows <= warmed
+
+
+class Counted(TorchDispatchMode):
+    """Counts operations of PyTorch that would start work on a device."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += not (func.is_view or "detach" in func.name() or "empty" in func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("policy", ["nexus", "nexus-paper", "h2o", "keydiff"])
+def test_an_event_starts_as_much_work_for_many_layers_as_for_one(policy, monkeypatch):
+    monkeypatch.setenv("NEXUS_SGLANG_KERNELS", "triton")
+    run, launches, seen = InterpretedFunction.run, [], []
+
+    def counted(self, *args, **options):
+        launches.append(self.__name__)
+        with torch.utils._python_dispatch._disable_current_modes():  # the interpreter's own copies
+            return run(self, *args, **options)
+
+    monkeypatch.setattr(InterpretedFunction, "run", counted)
+    for layers in (1, 6):
+        b = bench(policy, layers=layers)
+        seq = b.sequence(1, 300, budget=80)
+        b.evictor.after_prefill(seq, protected=0, room=0)
+        for length in range(301, 313):
+            b.grow(1, length)
+        launches.clear()
+        with Counted() as counted_ops:
+            b.evictor.after_decode(seq, lambda: 0)
+        assert seq.evictions == 2
+        seen.append((sorted(launches), counted_ops.count))
+    print(policy, len(seen[0][0]), seen[0][1])
+    assert seen[0] == seen[1] and seen[0][0]
