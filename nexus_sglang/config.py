@@ -97,6 +97,7 @@ class NexusConfig:
             before whole leaves are dropped; empty for SGLang's own behaviour.
         thin_shared: whether nodes that several prompts share may be thinned too, last.
         pin_system: whether a chat request pins its leading system messages and tool definitions.
+        pin_first_user: whether it pins its first user message as well, with all that stands before it.
         seed: seed of every random draw (counter-based, see ``policy/draws.py``).
         policy_config: the policy's own fields.
         debug: check every invariant after each operation (slow; for tests).
@@ -113,6 +114,7 @@ class NexusConfig:
     thin_to: tuple[float, ...] = (0.5, 0.2, 0.1)
     thin_shared: bool = False
     pin_system: bool = True
+    pin_first_user: bool = False
     seed: int = 0
     policy_config: dict[str, Any] = field(default_factory=dict)
     debug: bool = False
@@ -130,6 +132,7 @@ class NexusConfig:
         put("thin_to", self._read_thin_to(self.thin_to))
         put("thin_shared", _truth(self.thin_shared, "--kv-thin-shared"))
         put("pin_system", _truth(self.pin_system, "--kv-pin-system"))
+        put("pin_first_user", _truth(self.pin_first_user, "--kv-pin-first-user"))
         if not isinstance(self.policy, str) or not self.policy:
             raise ConfigError(f"--kv-policy {self.policy!r} is not a policy name: try 'nexus'")
         put("policy_config", self._read_policy_config(self.policy_config))

@@ -31,6 +31,8 @@ _HELP = {
     "thin_shared": "true to let memory pressure thin prefixes that several prompts share, last (default false)",
     "pin_system": "false to evict from the system messages and tool definitions of chat requests like from the rest "
     "(default true)",
+    "pin_first_user": "true to keep the first user message of chat requests too, and all before it: the task of an agent "
+    "(default false)",
     "seed": "seed of the random draws (default 0)",
     "policy_config": "JSON object with the policy's own fields",
 }
@@ -97,7 +99,7 @@ def from_cli_args(original, cls, args: argparse.Namespace):
         config = config_from(vars(args))
     except ConfigError as err:
         raise SystemExit(f"error: {err}") from None
-    if config is not None and config.pin_system:
+    if config is not None and (config.pin_system or config.pin_first_user):
         from .entry import install_chat_hooks
 
         install_chat_hooks()  # this process will serve HTTP; an Engine takes no chat messages

@@ -92,7 +92,7 @@ def check_launch() -> None:
 
 
 def check_chat() -> None:
-    """In the process that serves chat requests, with ``--kv-pin-system`` on.
+    """In the process that serves chat requests, with ``--kv-pin-system`` or ``--kv-pin-first-user`` on.
 
     Raises:
         SelfCheckError: a chat hook is missing.

@@ -1,8 +1,8 @@
 """Pin the system prompt and the tool definitions of a chat request: what an agent shares with its siblings, whether
-or not one of them is here.
+or not one of them is here. On request its first user message too: the task, told once and needed to the end.
 
 Runs in the HTTP process, where SGLang turns messages into token ids. No template is known here: the leading messages
-are rendered once more with another user message behind them, and what both prompts begin with is pinned.
+are rendered once more with another message behind them, and what both prompts begin with is pinned.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ REMEMBERED = 256
 """Rendered prefixes kept; one costs four bytes a token."""
 
 
-def leading(messages: Sequence[Any]) -> list[Any]:
-    """The system and developer messages before the first of another role."""
-    for i, message in enumerate(messages):
-        if message.role not in LEADING_ROLES:
-            return list(messages[:i])
-    return list(messages)
+def leading(messages: Sequence[Any], first_user: bool = False) -> list[Any]:
+    """The system and developer messages before the first of another role, and that one if it is the user's and
+    ``first_user`` asks for it."""
+    end = next((i for i, message in enumerate(messages) if message.role not in LEADING_ROLES), len(messages))
+    return list(messages[: end + (first_user and end < len(messages) and messages[end].role == "user")])
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
@@ -46,7 +45,7 @@ def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def stand_in(message: Any) -> str:
-    """A user message that starts with another character than ``message`` does."""
+    """Text that starts with another character than ``message`` does."""
     content = getattr(message, "content", None)
     if isinstance(content, list):
         content = next((part.text for part in content if getattr(part, "text", None)), "")
@@ -83,24 +82,30 @@ _warned = False
 _behind_responses: ContextVar[Any] = ContextVar("_behind_responses", default=None)
 
 
-def pin_length(serving: Any, request: Any, prompt_ids: Sequence[int], prefixes: Prefixes | None = None) -> int:
+def pin_length(
+    serving: Any, request: Any, prompt_ids: Sequence[int], prefixes: Prefixes | None = None, first_user: bool = False
+) -> int:
     """Leading tokens of ``prompt_ids`` that hold the system messages and tools of a chat request.
 
     Args:
         serving: SGLang's ``OpenAIServingChat``. request: its ``ChatCompletionRequest``, after conversion.
+        first_user: pin its first user message as well.
 
     Returns:
-        0 for a request without system messages and tools.
+        0 for a request that has nothing of the kind.
     """
-    head = leading(request.messages)
+    head = leading(request.messages, first_user)
     tools = request.tools and request.tool_choice != "none"
     if not head and not tools:
         return 0
-    from sglang.srt.entrypoints.openai.protocol import ChatCompletionMessageUserParam
+    from sglang.srt.entrypoints.openai.protocol import ChatCompletionMessageGenericParam, ChatCompletionMessageUserParam
 
-    after = request.messages[len(head)] if len(head) < len(request.messages) else None
-    asked = ChatCompletionMessageUserParam(role="user", content=stand_in(after))
-    probe = request.model_copy(update={"messages": [*head, asked], "input_ids": None, "continue_final_message": False})
+    other = stand_in(request.messages[len(head)] if len(head) < len(request.messages) else None)
+    if head and head[-1].role == "user":  # many templates want turns to alternate
+        behind = ChatCompletionMessageGenericParam(role="assistant", content=other)
+    else:
+        behind = ChatCompletionMessageUserParam(role="user", content=other)
+    probe = request.model_copy(update={"messages": [*head, behind], "input_ids": None, "continue_final_message": False})
     ids = (prefixes or _prefixes).ids(serving, probe)
     return common_prefix(ids, prompt_ids[: len(ids)])
 
@@ -112,17 +117,17 @@ def _pin(serving: Any, request: Any, generate: Any) -> None:
     """
     global _warned
     config = flags.current()
-    if config is None or not config.pin_system:
+    if config is None or not (config.pin_system or config.pin_first_user):
         return
     custom = generate.sampling_params.get("custom_params") or {}
     if "kv_pin_tokens" in custom or custom.get("kv_evict") is False or not generate.input_ids:
         return
     try:
-        pin = pin_length(serving, request, generate.input_ids)
+        pin = pin_length(serving, request, generate.input_ids, first_user=config.pin_first_user)
     except Exception as err:
         if not _warned:
-            logger.warning("--kv-pin-system: this chat template does not render a system prompt alone, nothing is "
-                           "pinned (%s: %s)", type(err).__name__, err)  # fmt: skip
+            logger.warning("--kv-pin-system, --kv-pin-first-user: this chat template does not render what a conversation "
+                           "begins with alone, nothing is pinned (%s: %s)", type(err).__name__, err)  # fmt: skip
         _warned = True
         return
     if pin:

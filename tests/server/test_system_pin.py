@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import requests
 
+from .conftest import STRICT, WIDE
 from .harness import Server, prose, text_ids
 from .test_sharing import healthy
 
@@ -107,3 +108,22 @@ def test_the_other_chat_endpoints_pin_what_chat_completions_pins(ours, tokenizer
     answer.raise_for_status()
     (held,) = (report for rid, report in ours.info()["recent_requests"].items() if rid not in before)
     assert (held["pinned"], held["evicted"]) == (wanted["pinned"], wanted["evicted"])
+
+
+@pytest.mark.slow
+def test_the_first_user_message_is_pinned_where_the_server_says_so(model_path, tokenizer):
+    """An agent's task stays whole to the end of a session that passes its budget several times; nothing else does."""
+    task = {"role": "user", "content": f"Remember this. {prose(150, seed=431)}"}
+    messages = [{"role": "system", "content": "You are an agent."}, task]
+    flags = ["--kv-policy", "nexus", "--kv-budget", "300", "--kv-pin-first-user", "true", "--kv-pin-system", "false"]
+    with Server(model_path, *flags, *WIDE, env=STRICT) as server:
+        pins, gone = set(), set()
+        for turn in range(5):
+            held = ask(server, messages, custom={"kv_trace": True}, tokens=40)["held"]
+            pins.add(held["pinned"])
+            gone |= {block for event in held["trace"] for block in event["blocks"]}
+            messages += [{"role": "assistant", "content": "Go on."},
+                         {"role": "user", "content": prose(150, seed=440 + turn)}]  # fmt: skip
+        ends = len(tokenizer.encode(tokenizer.apply_chat_template(messages[:2], tokenize=False)))
+        assert len(pins) == 1 and ends <= pins.pop() < ends + 2 * 32
+        assert gone and min(gone) * 32 >= ends, "what follows the task goes"

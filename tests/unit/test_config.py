@@ -34,6 +34,7 @@ def test_budget_as_share_and_as_tokens():
     ("sink_tokens", -1, ["--kv-sink-tokens -1", "4"]),
     ("recent_tokens", -1, ["--kv-recent-tokens -1"]),
     ("pin_system", "maybe", ["--kv-pin-system 'maybe'", "true or false"]),
+    ("pin_first_user", 1, ["--kv-pin-first-user 1", "true or false"]),
     ("min_tokens", True, ["--kv-min-tokens True", "128"]),
     ("seed", -1, ["--kv-seed -1"]),
     ("policy_config", "{", ["--kv-policy-config '{'", "walk_weight"]),
@@ -117,6 +118,7 @@ def test_request_hints():
     ({"kv_policy": "none"}, False),
     ({"kv_policy": "nexus"}, True),
     ({"kv_policy": "nexus", "kv_pin_system": "false"}, False),
+    ({"kv_policy": "nexus", "kv_pin_system": "false", "kv_pin_first_user": "true"}, True),
 ])  # fmt: skip
 def test_chat_is_hooked_only_where_it_pins(monkeypatch, flags, hooked):
     calls = []

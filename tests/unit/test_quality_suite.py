@@ -16,7 +16,7 @@ from nexus_sglang.config import ConfigError
 from nexus_sglang.evaluation.server import ServerError
 from nexus_sglang.evaluation.suite import command, fidelity
 from nexus_sglang.evaluation.suite.command import check_data, check_inputs
-from nexus_sglang.evaluation.suite.conversations import KINDS, RULES, Script, make_conversation
+from nexus_sglang.evaluation.suite.conversations import KINDS, PINS, RULES, Script, make_conversation
 from nexus_sglang.evaluation.suite.documents import TASKS, make_document
 from nexus_sglang.evaluation.suite.fidelity import Position
 from nexus_sglang.evaluation.suite.plan import FULL, Job, Results, Settings, read_results
@@ -83,9 +83,11 @@ def test_documents_depend_on_nothing_but_the_seed():
 def test_a_script_grows_and_keeps_what_was_said(kind):
     conversation = make_conversation(kind, 5, 1024, length)
     script = Script(conversation, Words())
-    assert (script.system_tokens > 0) == (conversation.system is not None)
+    pins = [script.pinned_tokens(pin) for pin in ("", *PINS[kind])]
+    assert pins[0] == 0 and pins == sorted(set(pins)), "the opening is more than the system message"
     play, before, turns = script.play(), [], 0
     turn, ids = next(play)
+    assert pins[-1] <= len(ids) and (pins[-1] >= len(ids) - 3) == ("opening" in PINS[kind]), "all but the start of an answer"
     while True:
         turns += 1
         assert len(ids) > len(before)

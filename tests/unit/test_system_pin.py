@@ -111,6 +111,45 @@ def test_a_prefix_is_rendered_once_and_the_memory_is_bounded():
     assert serving.rendered == 3 and len(prefixes._known) == 2
 
 
+TASK = {"role": "user", "content": "Fix issue 7."}
+CALL = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"name": "read_log", "arguments": "{}"}}]}
+
+
+def task_pinned(serving, messages, **fields) -> str:
+    request = chat(messages, **fields)
+    text = serving.text(request)
+    ids = [ord(c) for c in text]
+    return text[: system_pin.pin_length(serving, request, ids, system_pin.Prefixes(), first_user=True)]
+
+
+@pytest.mark.parametrize("head", [[RULES, TASK], [TASK]])
+def test_the_first_user_message_is_pinned_to_its_end_in_every_turn(head):
+    begins = "<system>" + (RULES["content"] if len(head) > 1 else "You are helpful.") + "<user>Fix issue 7.<assistant>"
+    result = {"role": "tool", "content": "ok", "tool_call_id": "1"}
+    later = [[], [{"role": "assistant", "content": "Done"}, HELLO], [CALL, result, HELLO]]
+    for turns in later:
+        assert task_pinned(Serving(chatml), [*head, *turns]) == begins
+    with_tools = task_pinned(Serving(chatml), head, tools=[TOOL])
+    assert "read_log" in with_tools and with_tools.endswith(begins)
+
+
+def test_templates_that_want_turns_to_alternate_take_the_stand_in():
+    def strict(messages, tools):
+        roles = [m["role"] for m in messages if m["role"] != "system"]
+        if any(one == other for one, other in zip(roles, roles[1:], strict=False)):
+            raise ValueError("Conversation roles must alternate")
+        return chatml(messages, tools)
+
+    assert task_pinned(Serving(strict), [RULES, TASK]).endswith("<user>Fix issue 7.<assistant>")
+
+
+def test_only_the_first_user_message_counts():
+    assert task_pinned(Serving(chatml), [TASK, HELLO]).endswith("<user>Fix issue 7.<")
+    hello = {"role": "assistant", "content": "How can I help?"}
+    assert task_pinned(Serving(chatml), [RULES, hello, TASK]) == f"<system>{RULES['content']}<", "a greeting comes first"
+    assert task_pinned(Serving(chatml), [hello]) == ""
+
+
 @pytest.fixture
 def hook(monkeypatch):
     """Runs the hook on a request under a config; returns the request's custom_params."""
@@ -142,6 +181,12 @@ def test_what_the_client_or_the_server_said_stands(hook):
     assert hook({"kv_pin_tokens": 0}) == {"kv_pin_tokens": 0}
     assert hook({"kv_evict": False}) == {"kv_evict": False}
     assert hook(pin_system="false") is None
+    assert hook({"kv_pin_tokens": 3}, pin_first_user=True) == {"kv_pin_tokens": 3}
+
+
+@pytest.mark.parametrize("pin_system", [True, False])
+def test_the_first_user_message_takes_what_is_before_it_along(hook, pin_system):
+    assert hook(pin_first_user=True, pin_system=pin_system) == {"kv_pin_tokens": LENGTH + len("Hello<assistant>")}
 
 
 def test_a_server_without_a_policy_is_left_alone(monkeypatch):

@@ -5,7 +5,7 @@ Each turn is a request of its own on the conversation so far, so it finds the re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ..tasks import TASKS, Dice, filler
@@ -17,6 +17,8 @@ QUESTIONS = ("question-1", "question-2", "question-3")
 RULE, FACTS = "rule", ("fact-number", "fact-town")
 JUDGED = {"questions": QUESTIONS, "rule": (RULE,), "facts": FACTS}
 """Tasks that the conversations of a kind are scored on."""
+PINS = {"questions": (), "rule": ("pinned",), "facts": ("pinned", "opening")}
+"""What else conversations of a kind are played with: the system message pinned, or the first user message as well."""
 
 
 class Turn(NamedTuple):
@@ -133,13 +135,14 @@ class Script:
         self._messages = [{"role": "system", "content": conversation.system}]
         self._ids: list[int] = []
 
-    @property
-    def system_tokens(self) -> int:
-        """Leading tokens of the system message; 0 without one."""
-        return len(self._render(False)) if self.conversation.system is not None and not self._ids else 0
+    def pinned_tokens(self, pin: str) -> int:
+        """Leading tokens of the system message, and for the pin ``opening`` of the first user message too."""
+        opening = [{"role": "user", "content": self.conversation.turns[0].user}] if pin == "opening" else []
+        return len(self._render(False, opening)) if pin else 0
 
-    def _render(self, answering: bool) -> list[int]:
-        text = self.tokenizer.apply_chat_template(self._messages, tokenize=False, add_generation_prompt=answering)
+    def _render(self, answering: bool, more: Sequence[dict] = ()) -> list[int]:
+        messages = [*self._messages, *more]
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answering)
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def play(self) -> Iterator[tuple[Turn, list[int]]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...config import ConfigError, TokenAmount
-from .conversations import KINDS
+from .conversations import KINDS, PINS
 from .documents import SMALLEST, TASKS
 from .fidelity import STEP
 
@@ -98,8 +98,8 @@ class Settings:
                 length = self.conversation_tokens if kind == "questions" else 0
                 for budget in self.budgets_of(policy):
                     yield Job("conversation", kind, policy, budget, length, seed)
-                    if kind != "questions" and policy != FULL:
-                        yield Job("conversation", f"{kind} pinned", policy, budget, length, seed)
+                    for pin in PINS[kind] if policy != FULL else ():
+                        yield Job("conversation", f"{kind} {pin}", policy, budget, length, seed)
         for seed in range(self.texts):
             for budget in self.budgets_of(policy):
                 if policy != FULL:

@@ -84,9 +84,9 @@ class Runner:
             return list(threads.map(ask, questions))
 
     def _conversation(self, job: Job) -> dict[str, Any]:
-        kind, _, pinned = job.what.partition(" ")
+        kind, _, pinned = job.what.partition(" ")  # "rule", "rule pinned"
         script = Script(make_conversation(kind, job.seed, job.length, self.length), self.tokenizer)
-        pin, salt = (script.system_tokens if pinned else 0), f"{job.what} {job.seed}"
+        pin, salt = script.pinned_tokens(pinned), f"{job.what} {job.seed}"
         scores: dict[str, list[float]] = {}
         answers, play = [], script.play()
         turn, ids = next(play)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from ..report import mean_and_error
-from .conversations import JUDGED
+from .conversations import JUDGED, PINS
 from .documents import TASKS
 from .plan import FULL, SETTINGS
 
@@ -196,13 +196,14 @@ def wins(data: Rows, champion: str) -> list[str]:
 
 
 def conversations(data: Rows) -> list[str]:
-    """Every conversation task; ``rule`` is split into its halves, ``pinned`` keeps the system message."""
+    """Every conversation task; ``rule`` is split into its halves; what is pinned stands behind the name."""
     columns: list[tuple[str, str, str, slice]] = []
     kinds = {row["what"] for row in data.where(kind="conversation")}
     for kind, tasks in JUDGED.items():
-        for what in (kind, f"{kind} pinned"):
+        for pin in ("", *PINS[kind]):
+            what = f"{kind} {pin}".strip()
             if what in kinds:
-                suffix = " (pinned)" if "pinned" in what else ""
+                suffix = f" ({pin})" if pin else ""
                 halves = [(" 1-5", slice(0, 5)), (" 6-10", slice(5, None))] if kind == "rule" else [("", slice(None))]
                 columns += [(what, task, task + name + suffix, part) for task in tasks for name, part in halves]
 
