@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from .dispatch import dispatch, interpreted
-from .layers import addresses, layer_pool, same_layout
+from .layers import layer_pool, layer_table, same_layout
 
 REDUCTIONS = ("max", "sum")
 """How heads and layers become one row. The mean is ``sum`` divided by the number of (layer, head) pairs."""
@@ -85,9 +85,9 @@ def _check_rows(queries, key_pools, blocks: int, block_size: int, out: torch.Ten
     if not 1 <= block_size <= MAX_BLOCK_SIZE:
         raise ValueError(f"block_size {block_size} is not from 1 to {MAX_BLOCK_SIZE}")
     layers, window, heads, _ = queries.shape
-    if len(key_pools) != layers:
+    if len(key_pools) != layers or not layers:
         raise ValueError(f"queries of {layers} layers for {len(key_pools)} key pools")
-    kv_heads = same_layout("key_pools", key_pools).shape[1]
+    kv_heads = key_pools[0].shape[1]
     if heads % kv_heads:
         raise ValueError(f"{heads} query heads are no multiple of {kv_heads} key heads")
     if tuple(out.shape) != (window, blocks) or out.dtype != torch.float32 or not out.is_contiguous():
@@ -133,6 +133,7 @@ def _rows_torch(
         ValueError: layers, heads, block size, reduction or ``out`` do not fit.
     """
     _check_rows(queries, key_pools, blocks, block_size, out, reduction)
+    same_layout(key_pools)
     cells = ordinal.long() * block_size + key_positions.long() % block_size
     for layer, pool in enumerate(key_pools):
         scores = _scores(queries[layer].float(), pool[slots].float(), query_positions, key_positions, scale)
@@ -276,8 +277,9 @@ def _shapes(queries: torch.Tensor, pool: torch.Tensor) -> dict:
     group_p = triton.next_power_of_2(group)
     # Tensor cores take one dtype. The interpreter keeps bfloat16 as raw bits and would multiply those.
     mixed = queries.dtype != pool.dtype or queries.dtype == torch.float32
-    rows = 16 if mixed and dim > 128 else _ROWS  # single precision: shared memory
-    tile = min(triton.next_power_of_2(window), max(rows // group_p, 1))
+    rows = 16 if mixed else _ROWS  # single precision: registers and shared memory
+    # Not below 16, so that a window that is not full yet takes the kernels compiled for a full one.
+    tile = min(max(triton.next_power_of_2(window), 16), max(rows // group_p, 1))
     return {
         "HEADS": heads, "GROUP": group, "GROUP_P": group_p, "DIM": dim, "DIM_P": max(triton.next_power_of_2(dim), 16),
         "WINDOW_TILE": max(tile, 16 // group_p), "UPCAST": mixed or interpreted(),
@@ -295,7 +297,7 @@ def _rows_triton(
     if pool.stride(-1) != 1:
         raise ValueError(f"key_pools of strides {pool.stride()}: a head's key must be contiguous")
     slots, query_positions, key_positions = (x.contiguous() for x in (slots, query_positions.long(), key_positions))
-    pools, typed = addresses(key_pools)
+    pools, typed = layer_table(key_pools)
     shapes, tokens, (layers, window, heads, _) = _shapes(queries, pool) | typed, len(slots), queries.shape
     strides = (*queries.stride()[:3], pool.stride(0), pool.stride(1))
     window_tiles = triton.cdiv(window, shapes["WINDOW_TILE"])

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from .block_attention import MAX_BLOCK_SIZE
 from .dispatch import dispatch
-from .layers import addresses, layer_pool, same_layout
+from .layers import layer_pool, layer_table, same_layout
 
 _TILE, _SPLIT, _SPLITS = 64, 512, 64  # tokens per step; fewest per program of the first pass, and most programs
 _AT_ONCE = 2**26  # numbers the reference turns into single precision at a time: long sequences go by heads
@@ -55,7 +55,7 @@ def _distinctiveness_torch(
     Raises:
         ValueError: layers of different layouts.
     """
-    same_layout("pools", pools)
+    same_layout(pools)
     tokens, slots = starts.long().diff(), slots.long()
     sums = [block_sums(token_distinctiveness(pool[slots]), tokens) for pool in pools]
     return torch.stack(sums) / tokens.clamp_min(1)
@@ -129,7 +129,7 @@ def _distinctiveness_triton(
 ) -> torch.Tensor:
     if block_size > MAX_BLOCK_SIZE:  # a block is one tile
         return _distinctiveness_torch(pools, slots, starts, block_size)
-    pool = same_layout("pools", pools)
+    pool, (table, typed) = pools[0], layer_table(pools)
     if pool.stride(-1) != 1:
         raise ValueError(f"pools of strides {pool.stride()}: a head's vector must be contiguous")
     layers, tokens, blocks, (_, heads, dim) = len(pools), len(slots), len(starts) - 1, pool.shape
@@ -137,7 +137,7 @@ def _distinctiveness_triton(
     split = _SPLIT * max(1, triton.cdiv(tokens, _SPLIT * _SPLITS))
     new = lambda *shape: torch.empty(shape, dtype=torch.float32, device=pool.device)  # noqa: E731
     partial, anchor, out = new(triton.cdiv(tokens, split), layers, heads, dim_p), new(layers, heads, dim_p), new(layers, blocks)
-    slots, strides, (table, typed) = slots.contiguous(), (pool.stride(0), pool.stride(1)), addresses(pools)
+    slots, strides = slots.contiguous(), (pool.stride(0), pool.stride(1))
     sizes = {"HEADS": heads, "DIM": dim, "DIM_P": dim_p, **typed}
     _directions_kernel[(heads, len(partial), layers)](
         table, slots, partial, tokens, split, layers, *strides, TILE=_TILE, **sizes

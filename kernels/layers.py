@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
+_REMEMBERED = 64
+_tables: OrderedDict[tuple, tuple[torch.Tensor, dict[str, Any]]] = OrderedDict()
+"""A server asks for the same two pools at every event."""
 
-def same_layout(name: str, pools: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The first of several layers' buffers.
 
-    Raises:
-        ValueError: there is none, or another differs in shape, strides, dtype or device.
-    """
-    if not pools:
-        raise ValueError(f"{name} is empty: give one buffer per layer")
+def same_layout(pools: Sequence[torch.Tensor]) -> None:
+    """Raise ValueError where a layer's buffer differs from the first in shape, strides, dtype or device."""
     first, *others = ((tuple(p.shape), p.stride(), p.dtype, p.device) for p in pools)
     for layer, other in enumerate(others, start=1):
         if other != first:
-            raise ValueError(f"{name}: layer {layer} is laid out as {other}, layer 0 as {first}; call once per layout")
-    return pools[0]
+            raise ValueError(f"pools: layer {layer} is laid out as {other}, layer 0 as {first}; call once per layout")
 
 
-def addresses(pools: Sequence[torch.Tensor]) -> tuple[torch.Tensor, dict]:
-    """What :func:`layer_pool` needs: int64 ``[L]`` on the pools' device, and its compile-time arguments."""
-    first, at = pools[0], [pool.data_ptr() for pool in pools]
-    table = torch.tensor(at, dtype=torch.int64, device="cpu").to(first.device, non_blocking=True)
-    dtype = getattr(tl, str(first.dtype).removeprefix("torch."))
-    return table, {"DTYPE": dtype, "ALIGNED": all(address % 16 == 0 for address in at)}
+def layer_table(pools: Sequence[torch.Tensor]) -> tuple[torch.Tensor, dict[str, Any]]:
+    """What :func:`layer_pool` needs: int64 ``[L]`` on the pools' device, and its compile-time arguments.
+
+    Raises:
+        ValueError: layers of different layouts.
+    """
+    first, at = pools[0], tuple(pool.data_ptr() for pool in pools)
+    key = (at, first.shape, first.stride(), first.dtype, first.device)
+    if key not in _tables:
+        same_layout(pools)
+        table = torch.tensor(at, dtype=torch.int64, device="cpu").to(first.device, non_blocking=True)
+        dtype = getattr(tl, str(first.dtype).removeprefix("torch."))
+        _tables[key] = table, {"DTYPE": dtype, "ALIGNED": all(address % 16 == 0 for address in at)}
+        if len(_tables) > _REMEMBERED:
+            _tables.popitem(last=False)
+    return _tables[key]
 
 
 @triton.jit

@@ -43,14 +43,14 @@ def _unmap_torch(v2p: torch.Tensor, virtual: torch.Tensor, freed: torch.Tensor) 
     return torch.full((), len(physical), dtype=torch.int64, device=v2p.device)
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["virtual_ptr"])
 def _translate_kernel(v2p_ptr, virtual_ptr, out_ptr, count, TILE: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     virtual = tl.load(virtual_ptr + i, mask=i < count, other=0)
     tl.store(out_ptr + i, tl.load(v2p_ptr + virtual, mask=i < count, other=0), mask=i < count)
 
 
-@triton.jit(do_not_specialize=["width", "tiles"])
+@triton.jit(do_not_specialize=["width", "tiles"], do_not_specialize_on_alignment=["virtual_ptr"])
 def count_mapped_kernel(v2p_ptr, virtual_ptr, lengths_ptr, counts_ptr, width, stride, tiles, TILE: tl.constexpr):
     """Mapped ids in each tile of each row: int32 ``[R, tiles]``. Without lengths (None) rows are ``width`` long."""
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -63,7 +63,7 @@ def count_mapped_kernel(v2p_ptr, virtual_ptr, lengths_ptr, counts_ptr, width, st
     tl.store(counts_ptr + row * tiles + tile, tl.sum((physical > 0).to(tl.int32), axis=0))
 
 
-@triton.jit(do_not_specialize=["count", "room"])
+@triton.jit(do_not_specialize=["count", "room"], do_not_specialize_on_alignment=["virtual_ptr"])
 def _unmap_kernel(v2p_ptr, virtual_ptr, ends_ptr, freed_ptr, count, room, TILE: tl.constexpr):
     """``ends``: int64 ``[tiles]``, mapped ids up to the end of each tile."""
     tile = tl.program_id(0)
@@ -89,7 +89,7 @@ def _unmap_triton(v2p, virtual, freed):
         return torch.zeros((), dtype=torch.int64, device=v2p.device)
     tiles = triton.cdiv(n, TILE)
     counts = torch.empty(tiles, dtype=torch.int32, device=v2p.device)
-    count_mapped_kernel[(1, tiles)](v2p, virtual, None, counts, n, n, tiles, TILE=TILE)
+    count_mapped_kernel[(1, tiles)](v2p, virtual, None, counts, n, 0, tiles, TILE=TILE)  # one row: no stride
     ends = counts.cumsum(0)
     _unmap_kernel[(tiles,)](v2p, virtual, ends, freed, n, len(freed), TILE=TILE)
     return ends[-1]

@@ -17,7 +17,7 @@ from .dispatch import dispatch
 
 LAWS = ("exponential-keys", "sequential-poisson")
 _LOW = 0xFFFFFFFF
-_TILE, _RANK_TILE = 256, 128
+_TILE, _RANK_TILE = 256, 64
 
 
 def _draw_torch(seed: int, identity: torch.Tensor, events: torch.Tensor, draws: int) -> torch.Tensor:

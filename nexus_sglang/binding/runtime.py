@@ -211,8 +211,8 @@ class NexusRuntime:
     def pin_of(self, req, budget: int) -> int:
         """Leading tokens pinned, in whole blocks, after the pool's clip: what is pinned must fit beside the private
         floor."""
-        pin = self.config.whole_blocks(request_params.hints_of(req).pin)
-        return min(pin, self.largest_budget - self.config.private_floor(budget))
+        size, room = self.config.block_size, self.largest_budget - self.config.private_floor(budget)
+        return min(self.config.whole_blocks(request_params.hints_of(req).pin), room // size * size)
 
     @staticmethod
     def final_length(req) -> int:

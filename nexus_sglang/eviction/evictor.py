@@ -24,7 +24,7 @@ from nexus_sglang.kernels.block_attention import block_starts
 
 from ..config import NexusConfig
 from ..memory.ledger import BlockLedger
-from ..memory.page_table import PageTable
+from ..memory.page_table import IntegrityError, PageTable
 from ..memory.rows import CompactRows
 from ..policy.base import Blocks, Policy, Weighing
 from ..statistics.measure import measure
@@ -183,7 +183,7 @@ class Evictor:
         if not seq.over_budget:
             seq.over_budget = True
             self.counters.sequences_over_budget += 1
-        freed = self._evict(seq, layout, live - target, max(protected, self.config.sink_length), news)
+        freed = self._evict(seq, layout, live - target, max(protected, self.config.sink_length), news or not seq.evictions)
         # A clipped protection may have cost a token that other rows hold: none may list a slot that is gone.
         self.rows.rebuild_all() if protected < wished else self.rows.rebuild(seq.row, live - freed)
         if self.config.debug:
@@ -291,12 +291,16 @@ class Evictor:
 
         Raises:
             PolicyError: the policy has returned NaN since this was last asked.
+            IntegrityError: an event has freed another number of slots than the host had counted.
         """
-        weights, priorities = download(self._nan).tolist()
+        weights, priorities, miscounted = download(torch.cat((self._nan, self.table.miscounted))).tolist()
+        if miscounted:
+            raise IntegrityError(self.table.MISCOUNTED.format(miscounted))
         if weights or priorities:
             self._nan.zero_()
             raise PolicyError(
-                f"policy {self.policy.name!r} returned {weights} weights and {priorities} priorities that are NaN"
+                f"policy {self.policy.name!r} returned {weights} weights and {priorities} priorities that are NaN "
+                "since this was last checked"
             )
 
     @staticmethod
@@ -321,7 +325,7 @@ class Evictor:
         return upload(gone, places.device), upload(leaves, places.device), len(leaves)
 
     def _record(self, seq: RunningSequence, length: int, blocks: torch.Tensor, tokens: int) -> None:
-        seq.record(length, blocks, tokens)
+        seq.record(length, blocks, tokens, keep=seq.trace or self.config.debug)
         self.counters.eviction_events += 1
         self.counters.blocks_evicted += len(blocks)
         self.counters.tokens_evicted += tokens

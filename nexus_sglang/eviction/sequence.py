@@ -38,7 +38,7 @@ class RunningSequence:
         rid: request id. row: its request row. final: tokens it may grow to.
         budget: tokens it may keep resident, after every clip.
         pinned: leading tokens that are never evicted for this request's budget.
-        evictable: False when the request asked for no eviction.
+        evictable: False when the request asked for no eviction. trace: remember which blocks each event took.
         token_ids: returns the sequence's token ids known so far.
         budget_clipped, pin_clipped: more was asked for than the pool can grant.
         floor: what it may hold above its budget, because of a protected prefix (set at each event).
@@ -71,15 +71,16 @@ class RunningSequence:
     _events: list[EvictionEvent] = field(default_factory=list, repr=False)
     _identities: torch.Tensor | None = field(default=None, repr=False)
 
-    def record(self, length: int, blocks: torch.Tensor, tokens: int) -> None:
-        """An event took place; ``blocks`` (int64 ``[k]``) may be on the device, and stay there until somebody asks."""
-        self._events.append(EvictionEvent(length, blocks, tokens))
+    def record(self, length: int, blocks: torch.Tensor, tokens: int, keep: bool) -> None:
+        """An event took place. ``blocks`` (int64 ``[k]``, perhaps on the device) are kept only where somebody will ask."""
         self.evictions += 1
         self.tokens_evicted += tokens
+        if keep:
+            self._events.append(EvictionEvent(length, blocks, tokens))
 
     @property
     def events(self) -> list[EvictionEvent]:
-        """What was evicted, oldest first; waits for the device."""
+        """What was evicted, oldest first, of a sequence that is traced; waits for the device."""
         untold = [i for i, event in enumerate(self._events) if isinstance(event.blocks, torch.Tensor)]
         if untold:
             told = download(torch.cat([self._events[i].blocks for i in untold]))

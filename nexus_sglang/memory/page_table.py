@@ -42,7 +42,12 @@ class PageTable:
         virtual_size: virtual ids 1..virtual_size can be handed out.
         physical_size: physical slots 1..physical_size exist in the pool.
         device: where the ids live.
+
+    Attributes:
+        miscounted: int64 ``[1]`` on the device, evictions that were told a wrong number.
     """
+
+    MISCOUNTED = "physical: {} evictions freed another number of slots than they had said"
 
     def __init__(self, virtual_size: int, physical_size: int, device: str | torch.device = "cpu"):
         if virtual_size < physical_size:
@@ -55,6 +60,7 @@ class PageTable:
         ids = lambda n: torch.arange(1, n + 1, dtype=torch.int64, device=self.device)  # noqa: E731
         self.free_virtual, self.free_physical = ids(self.virtual_size), ids(self.physical_size)
         self.v2p = torch.zeros(self.virtual_size + 1, dtype=torch.int64, device=self.device)
+        self.miscounted = torch.zeros(1, dtype=torch.int64, device=self.device)
 
     @property
     def available(self) -> int:
@@ -88,14 +94,16 @@ class PageTable:
         """Unmap ids and keep them allocated. Already evicted ids are passed over.
 
         Args:
-            virtual: int ``[n]``, distinct. mapped: how many of them are mapped; None asks the device and waits.
+            virtual: int ``[n]``, distinct. mapped: how many of them are mapped; None asks the device and waits. A wrong
+                number is found by :meth:`check_integrity`.
 
         Returns:
             Physical slots freed.
         """
         mapped = self.resident(virtual) if mapped is None else mapped
-        freed = torch.empty(mapped, dtype=torch.int64, device=self.device)
-        kernels.unmap(self.v2p, virtual, freed)
+        # Zeros: were the number too large, padding would be handed out and found, not a place outside of the pool.
+        freed = torch.zeros(mapped, dtype=torch.int64, device=self.device)
+        self.miscounted += kernels.unmap(self.v2p, virtual, freed) != mapped
         self.free_physical = torch.cat((self.free_physical, freed))
         return mapped
 
@@ -135,6 +143,8 @@ class PageTable:
         mapped = self.v2p[self.v2p > 0]
         if self.v2p[0] != 0:
             raise IntegrityError(f"padding id 0 is mapped to physical {int(self.v2p[0])}")
+        if miscounted := int(self.miscounted):
+            raise IntegrityError(self.MISCOUNTED.format(miscounted))
         if len(mapped) + counts.physical_free != self.physical_size:
             raise IntegrityError(f"physical: {counts.physical_free} free + {len(mapped)} mapped != {self.physical_size} slots")
         holders = torch.bincount(torch.cat((mapped, self.free_physical)), minlength=self.physical_size + 1)

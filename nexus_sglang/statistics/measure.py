@@ -144,12 +144,13 @@ def measure(
         for query, key_pool, value_pool in zip(queries, keys, values, strict=True):
             held = value_pool[slots]
             if policy.needs_values:
-                mean_norms = held.float().norm(dim=-1).mean(dim=-1)
-                norms.append(block_sums(mean_norms, tokens)[None] / tokens.clamp_min(1))
+                norms.append(held.float().norm(dim=-1).mean(dim=-1))
             if policy.needs_expected:
                 expected.add(expected_attention(query, key_pool[slots], held, tokens, shape.scale))
     if attention.kind == "qk":
         attention.group = ALONE  # every rank has computed the same rows
+    if norms:  # per token so far
+        norms = [block_sums(torch.stack(norms, dim=1), tokens).T / tokens.clamp_min(1)]
     mean = lambda terms: group.average(torch.cat(terms).mean(dim=0)) if terms else None  # noqa: E731
     return Evidence(
         attention.result() if policy.needs_attention else None,

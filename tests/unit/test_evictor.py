@@ -46,7 +46,7 @@ class Bench:
                                lambda layer: self.pool, lambda layer: self.pool)  # fmt: skip
 
     def sequence(self, row: int, length: int, budget: int, **fields) -> RunningSequence:
-        seq = RunningSequence(rid=f"r{row}", row=row, final=600, budget=budget,
+        seq = RunningSequence(rid=f"r{row}", row=row, final=600, budget=budget, trace=True,
                               token_ids=lambda: [7 * i % 101 for i in range(self.rows.length[row])], **fields)  # fmt: skip
         self.window.begin(row, 0)
         self.grow(row, length)
@@ -220,7 +220,7 @@ def test_a_sequence_hashes_each_block_once():
     whole = lambda: block_identities(tokens, 8).tolist()  # noqa: E731
     assert seq.identities(3, 8, "cpu").tolist() == [*whole(), 0]
     kept = seq._identities
-    assert seq.identities(4, 8, "cpu").tolist() == [*whole(), 0, 0] and seq._identities is kept
+    assert kept is not None and seq.identities(4, 8, "cpu").tolist() == [*whole(), 0, 0] and seq._identities is kept
     tokens += range(20, 30)
     assert seq.identities(4, 8, "cpu").tolist() == [*whole(), 0] and len(whole()) == 3
     assert seq.identities(2, 8, "cpu").tolist() == whole()[:2]

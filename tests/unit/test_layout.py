@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_evictor import BLOCK, SINK, Bench, bench
 
+from nexus_sglang.binding.runtime import NexusRuntime
 from nexus_sglang.eviction.layout import Layout
-from nexus_sglang.memory.page_table import IntegrityError
+from nexus_sglang.memory.page_table import IntegrityError, PageTable
 
 
 def blocks_of(b: Bench, row: int) -> dict[int, int]:
@@ -37,22 +40,34 @@ def punch(b: Bench, row: int, positions: list[int]) -> None:
     b.rows.rebuild(row)
 
 
+def heal(b: Bench, row: int, tokens: int) -> None:
+    """Somebody computed the row's evicted tokens again: the first of them are resident once more."""
+    holes = torch.nonzero(b.table.v2p[b.rows.virtual(row)] == 0).squeeze(1)[:tokens]
+    donor = b.table.allocate(len(holes))
+    assert b.table.adopt(b.rows.virtual(row)[holes], donor) == len(holes)
+    b.table.free(donor)
+    b.rows.rebuild(row)
+
+
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_the_host_is_right_whatever_happens(data):
     b = bench(data.draw(st.sampled_from(["nexus", "random", "streaming-llm"])))
+    b.evictor.ceiling = data.draw(st.sampled_from([900, 150]))
     length = data.draw(st.integers(90, 300))
     seq = b.sequence(1, length, budget=data.draw(st.integers(48, 90)), pinned=data.draw(st.sampled_from([0, 0, 13])))
     protected = 0
     for _ in range(data.draw(st.integers(3, 12))):
-        what = data.draw(st.sampled_from(["prefill", "decode", "decode", "decode", "holes", "share"]))
+        what = data.draw(st.sampled_from(["prefill", "decode", "decode", "decode", "holes", "heal", "share"]))
         if what == "prefill":
             length = min(590, length + data.draw(st.integers(2, 60)))
             b.grow(1, length)
             b.evictor.after_prefill(seq, protected, room=0)
         elif what == "holes":
-            middle = [int(p) for p in b.rows.positions[1, : b.rows.live[1]] if SINK <= p < length - 40]
-            punch(b, 1, data.draw(st.lists(st.sampled_from(middle), max_size=9, unique=True)) if middle else [])
+            there = [int(p) for p in b.rows.positions[1, : b.rows.live[1]] if SINK <= p < length - 1]
+            punch(b, 1, data.draw(st.lists(st.sampled_from(there), max_size=9, unique=True)))
+        elif what == "heal":
+            heal(b, 1, data.draw(st.integers(1, 40)))
         elif what == "share":
             protected = data.draw(st.sampled_from([0, 10, 16, 40, 100]))
         else:
@@ -86,6 +101,66 @@ def test_a_hole_in_a_block_that_stays_costs_nothing():
     b.evictor.after_prefill(seq, 0, 0)
     assert seq.layout.hidden and seq.events[0].tokens == 80
     check(b, seq)
+
+
+def test_a_row_that_changed_without_growing_is_read_again():
+    """As many tokens come back as go, so the row's length says nothing."""
+    b = bench("streaming-llm")
+    seq = b.sequence(1, 160, budget=80)
+    b.evictor.after_prefill(seq, 0, 0)
+    live = b.rows.live[1]
+    heal(b, 1, 4)
+    punch(b, 1, [int(p) for p in b.rows.positions[1, :live] if 8 <= p < 130 and p >= 80][:4])
+    assert b.rows.live[1] == live
+    for length in range(161, 220):
+        b.grow(1, length), b.evictor.after_decode(seq, lambda: 0)
+        b.table.check_integrity(), b.rows.check_integrity()
+
+
+def test_a_hole_in_the_recent_window_grows_old():
+    b = bench("streaming-llm")
+    seq = b.sequence(1, 160, budget=80)
+    punch(b, 1, [150])
+    b.evictor.after_prefill(seq, 0, 0)
+    assert seq.layout.hidden, "the hole was not among the candidates"
+    for length in range(161, 260):
+        b.grow(1, length), b.evictor.after_decode(seq, lambda: 0)
+        b.table.check_integrity(), b.rows.check_integrity()
+        seq.layout.grow(length), check(b, seq)
+
+
+def test_a_filled_hole_is_seen_by_every_row_that_shares_it():
+    b = bench("streaming-llm")
+    one, two = b.sequence(1, 160, budget=80), b.sequence(2, 40, budget=80)
+    b.table.free(b.rows.virtual(2))
+    b.req_to_token[2, :160], b.rows.length[2] = b.req_to_token[1, :160].clone(), 160
+    b.rows.rebuild(2)
+    runtime = SimpleNamespace(healed=0, evictor=b.evictor, rows=b.rows)
+    b.evictor.after_prefill(one, 0, 0)
+    b.rows.rebuild_all()
+    b.evictor.after_prefill(two, 0, 0)
+    holes = torch.nonzero(b.table.v2p[b.rows.virtual(1)] == 0).squeeze(1)[:12]
+    donor = b.table.allocate(12)
+    b.evictor.counters.holes_healed += b.table.adopt(b.rows.virtual(1)[holes], donor)
+    b.table.free(donor)
+    NexusRuntime.row_rewritten(runtime, SimpleNamespace(kv=SimpleNamespace(req_pool_idx=1)))
+    b.rows.check_integrity()
+    for length in range(161, 190):
+        b.grow(2, length), b.evictor.after_decode(two, lambda: 160)
+        b.rows.check_integrity(), b.table.check_integrity()
+
+
+def test_a_wrong_count_is_found_and_hands_out_no_slot_outside_of_the_pool():
+    table = PageTable(20, 10)
+    virtual = table.allocate(6)
+    table.evict(virtual[:4], mapped=5)
+    assert int(table.free_physical.max()) <= 10
+    with pytest.raises(IntegrityError, match="1 evictions freed another number"):
+        table.check_integrity()
+    b = bench("random")
+    b.table.evict(b.table.allocate(4)[:2], mapped=1)
+    with pytest.raises(IntegrityError, match="1 evictions freed another number"):
+        b.evictor.after_prefill(b.sequence(1, 160, budget=80), 0, 0)
 
 
 def test_debug_mode_notices_what_the_host_got_wrong():

@@ -109,5 +109,5 @@ def test_refuses_what_does_not_fit(run):
         run(queries[:, :, :3], pools, *rest, torch.zeros(3, 5), "max")
     with pytest.raises(ValueError, match="queries of 2 layers for 1 key pools"):
         run(queries, pools[:1], *rest, torch.zeros(3, 5), "max")
-    with pytest.raises(ValueError, match="key_pools: layer 1 is laid out as"):
+    with pytest.raises(ValueError, match="pools: layer 1 is laid out as"):
         run(queries, [pools[0], pools[1].double()], *rest, torch.zeros(3, 5), "max")

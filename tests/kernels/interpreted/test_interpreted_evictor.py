@@ -6,6 +6,9 @@ from test_evictor import bench
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import InterpretedFunction
 
+from nexus_sglang.eviction.evictor import PolicyError
+from nexus_sglang.policy import Policy, Weighing, make_policy
+
 POLICIES = [
     ("nexus", {}), ("nexus", {"head_reduction": "mean"}), ("nexus-paper", {}), ("h2o", {}), ("expected-attention", {}),
     ("vase", {}),
@@ -54,6 +57,34 @@ def test_the_warm_up_compiles_what_an_event_needs(policy, monkeypatch):
     launched.clear()
     b.evictor.after_prefill(seq, protected=30, room=0)
     assert seq.events and launched - rows and launched - rows <= warmed
+
+
+class Wild(Policy):
+    """Numbers no policy should return; NaN once the sequence is long."""
+
+    name, source, needs_attention = "wild", "test", False
+
+    def weigh(self, evidence, blocks):
+        g = torch.Generator().manual_seed(blocks.event)
+        values = [torch.inf, -torch.inf, 0.0, -0.0, -1.0, 1e308, 5e-324] + [torch.nan] * (blocks.event > 300)
+        return Weighing(torch.tensor(values).double()[torch.randint(len(values), blocks.index.shape, generator=g)])
+
+
+@pytest.mark.parametrize("kernels", ["torch", "triton"])
+def test_nan_in_decode_frees_no_slot_twice_and_is_reported_once(kernels, monkeypatch):
+    monkeypatch.setenv("NEXUS_SGLANG_KERNELS", kernels)
+    b = bench()
+    b.evictor.policy = Wild()
+    seq = b.sequence(1, 300, budget=80)
+    b.evictor.after_prefill(seq, protected=0, room=0)
+    for length in range(301, 360):
+        b.grow(1, length)
+        b.evictor.after_decode(seq, lambda: 0)
+        b.table.check_integrity(), b.rows.check_integrity()
+    b.evictor.policy = make_policy("random", {})
+    with pytest.raises(PolicyError, match="weights and .* priorities that are NaN"):
+        b.evictor.after_prefill(b.sequence(2, 200, budget=80), 0, 0)
+    b.evictor.after_prefill(b.sequence(3, 200, budget=80), 0, 0)
 
 
 class Counted(TorchDispatchMode):
