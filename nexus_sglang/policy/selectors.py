@@ -62,20 +62,26 @@ def sharpen(weights: torch.Tensor, beta: float) -> torch.Tensor:
     return (w / w.max().clamp_min(1e-300)) ** beta
 
 
-def interleave(orders: list[torch.Tensor], shares: list[float]) -> torch.Tensor:
+def interleave(orders: list[torch.Tensor], shares: list[float | torch.Tensor]) -> torch.Tensor:
     """One order out of several, so that whatever is kept holds each order's best in proportion to its share.
 
     Block j stands at ``min_i rank_i(j) / share_i`` (ranks from 1). A block near the top of two orders counts once and
     leaves its second place to the next.
 
     Args:
-        orders: float ``[N]`` each, larger is better, ties in favour of the newer. shares: one positive number each.
+        orders: float ``[N]`` each, larger is better, ties in favour of the newer. shares: one number each, not negative and
+            not all 0.
 
     Returns:
         float64 ``[N]`` in (0, 1], 1 / standing (scaled): larger is kept first.
     """
     total = sum(shares)
-    standing = [rank(order) * (total / share) for order, share in zip(orders, shares, strict=True) if share > 0]
+    # A share may be on the device, where a 0 makes every standing infinite; in Python it would be an error.
+    standing = [
+        rank(order) * (total / share)
+        for order, share in zip(orders, shares, strict=True)
+        if isinstance(share, torch.Tensor) or share > 0
+    ]
     return 1 / torch.stack(standing).amin(dim=0)
 
 

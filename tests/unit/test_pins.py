@@ -10,7 +10,7 @@ from nexus_sglang.binding.runtime import NexusRuntime
 from nexus_sglang.config import NexusConfig
 
 
-@pytest.mark.parametrize("asked, room, pinned", [(40, 900, 64), (64, 900, 64), (65, 900, 96), (5000, 227, 192), (5000, 20, 0)])
+@pytest.mark.parametrize("asked, room, pinned", [(40, 900, 64), (64, 900, 64), (65, 900, 96), (5000, 227, 224), (5000, 20, 0)])
 def test_a_pin_is_whole_blocks_and_leaves_the_private_floor(asked, room, pinned):
     """A pin that ends inside a block would lose that block when protection is clipped."""
     config = NexusConfig("nexus")

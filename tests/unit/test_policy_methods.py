@@ -139,7 +139,7 @@ def test_composed_equals_the_named_policies():
     order = lambda name, fields=None: judge(name, evidence, blocks, fields).weights[1:-1].argsort().tolist()  # noqa: E731
     assert order("composed", {"window": "max-floor", "term": "value"}) == order("defensive")
     assert order("composed", {"window": "max"}) == order("morphkv")
-    nexus = {"value_tilt": 0, "recency_eps": 0}
+    nexus = {"value_share": 0, "recency_eps": 0}
     assert order("composed", {"walk_weight": 0.5}) == order("nexus", nexus)
     decayed = judge("composed", evidence, blocks._replace(memory=torch.full((40, 1), 9.0)), {"window": "decaying-max"})
     assert decayed.weights.tolist() == pytest.approx([8.1] * 40)

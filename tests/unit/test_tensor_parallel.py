@@ -26,7 +26,7 @@ from nexus_sglang.statistics.query_window import LayerShape, QueryWindow
 WORLD, LAYERS, HEADS, DIM, PROMPT, END = 2, 3, 8, 16, 400, 470
 CASES = {
     "nexus, max": ("nexus", {}),
-    "nexus, max alone": ("nexus", {"value_tilt": 0}),
+    "nexus, max alone": ("nexus", {"value_share": 0}),
     "nexus, mean": ("nexus", {"head_reduction": "mean"}),
     "nexus, top": ("nexus", {"head_reduction": "top"}),
     "nexus, qk": ("nexus", {"head_reduction": "qk"}),
