@@ -36,14 +36,14 @@ OUT = Path(__file__).with_name("pilot.json")
 
 
 def variants() -> dict[str, Contestant]:
-    """Label -> policy. ``nexus`` labels give what differs from tilt 1.25, walk 0.5, nothing drawn, 64 recent tokens."""
+    """Label -> policy. ``nexus`` labels give what differs from values 0.6, walk 0.5, nothing drawn, 64 recent tokens."""
 
     def nexus(recent: float = 64, **fields) -> Contestant:
         return Contestant(make_policy("nexus", {"sampled_share": 0, **fields}), TokenAmount(recent))
 
-    out = {f"nexus, tilt {g}": nexus(value_tilt=g) for g in (0, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)}
-    out |= {f"nexus, {h} over heads, tilt {g}": nexus(head_reduction=h, value_tilt=g) for h in HEADS for g in (0, 1.25)}
-    out |= {f"nexus, walk {w}, tilt {g}": nexus(walk_weight=w, value_tilt=g) for w in (0, 2.0) for g in (0, 1.25)}
+    out = {f"nexus, values {v}": nexus(value_share=v) for v in (0, 0.3, 0.6, 1.0)}
+    out |= {f"nexus, {h} over heads, values {v}": nexus(head_reduction=h, value_share=v) for h in HEADS for v in (0, 0.6)}
+    out |= {f"nexus, walk {w}, values {v}": nexus(walk_weight=w, value_share=v) for w in (0, 2.0) for v in (0, 0.6)}
     for share in (0.1, 0.25, 0.5, 1.0):
         for beta in (1.0, 4.0, 8.0):
             out[f"nexus, {share:.0%} drawn, sharpness {beta:g}"] = nexus(sampled_share=share, sharpness=beta)
@@ -125,7 +125,7 @@ class Stream:
 
 
 STREAMED = (
-    "nexus, tilt 0", "nexus, tilt 1.25", "nexus, 10% drawn, sharpness 4", "nexus, 10% drawn, sharpness 8",
+    "nexus, values 0", "nexus, values 0.6", "nexus, 10% drawn, sharpness 4", "nexus, 10% drawn, sharpness 8",
     "nexus, 25% drawn, sharpness 4", "nexus, recent 25% of budget", "nexus-paper", "snapkv", "h2o", "keydiff", "random",
 )  # fmt: skip
 

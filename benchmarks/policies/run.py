@@ -20,7 +20,7 @@ from nexus_sglang.policy import POLICIES, make_policy
 
 FIRST_SEED = 100_000
 HERE = Path(__file__).parent
-RESULTS, PILOT = HERE / "results.json", HERE / "pilot.json"
+RESULTS, PILOT, SHARES_OF_VALUES = (HERE / name for name in ("results.json", "pilot.json", "values.json"))
 PAGE = HERE.parents[1] / "docs" / "policies.md"
 
 
@@ -36,7 +36,7 @@ def plan() -> list[tuple[str, int, int]]:
     return passages
 
 
-ABLATIONS = {"nexus, tilt 0": {"value_tilt": 0}, "nexus, nothing drawn": {"sampled_share": 0}}
+ABLATIONS = {"nexus, values 0": {"value_share": 0}, "nexus, nothing drawn": {"sampled_share": 0}}
 
 
 def contestants() -> dict[str, Contestant | Reference]:
@@ -67,7 +67,8 @@ def main() -> None:
             drop(label)
         chosen = {label: entry for label, entry in contestants().items() if label not in args.without}
         run_all(open_reader(), plan(), chosen, RESULTS)
-    write_tables(json.loads(RESULTS.read_text()), PAGE, json.loads(PILOT.read_text()) if PILOT.exists() else None)
+    pilot, values = (json.loads(path.read_text()) if path.exists() else None for path in (PILOT, SHARES_OF_VALUES))
+    write_tables(json.loads(RESULTS.read_text()), PAGE, pilot, values)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from pathlib import Path
 
 BEGIN, END = "<!-- results: written by benchmarks/policies/run.py --docs -->", "<!-- end of results -->"
 PILOT_BEGIN, PILOT_END = "<!-- pilot: written by benchmarks/policies/run.py --docs -->", "<!-- end of pilot -->"
+VALUES_BEGIN, VALUES_END = "<!-- values: written by benchmarks/policies/run.py --docs -->", "<!-- end of values -->"
 
 
 def wilson(right: int, n: int, z: float = 1.959964) -> tuple[float, float]:
@@ -133,6 +134,31 @@ def pilot_table(pilot: dict[str, dict[str, list[float]]]) -> str:
     return "\n".join([*lines, PILOT_END])
 
 
+def values_table(records: list[dict]) -> str:
+    """Everything between the markers of benchmarks/policies/values.py: exact match and log-probability, side by side."""
+    shares = list(records[0]["visible"])
+    columns = [(setting, share) for setting in ("visible", "hidden") for share in shares]
+    lines = [VALUES_BEGIN]
+    for kind in dict.fromkeys(record["kind"] for record in records):
+        mine = [record for record in records if record["kind"] == kind]
+        exact, logprob = (sum(r["full"][field] for r in mine) / len(mine) for field in (0, 1))
+        lines += [
+            "",
+            f"{kind[0].upper()}{kind[1:]}: {len(mine)} questions about {len(set(_passages(mine)))} passages; full cache "
+            f"{exact:.2f} {logprob:.2f}.",
+            "",
+            "| variant | "
+            + " | ".join(f"{setting} {float(share):.0%}".replace("%", " %") for setting, share in columns)
+            + " |",
+            "|---" * (len(columns) + 1) + "|",
+        ]
+        for label in labels_of(mine, "visible"):
+            cells = [[r[setting][share][label] for r in mine] for setting, share in columns]
+            shown = [f"{sum(c[0] for c in cell) / len(cell):.2f} {sum(c[1] for c in cell) / len(cell):.2f}" for cell in cells]
+            lines.append(f"| {label} | {' | '.join(shown)} |")
+    return "\n".join([*lines, VALUES_END])
+
+
 def put_between(page: Path, begin: str, end: str, section: str) -> None:
     """Replace what stands from ``begin`` to ``end`` in the page, markers included; append it if they are missing."""
     text = page.read_text(encoding="utf-8") if page.exists() else ""
@@ -143,8 +169,10 @@ def put_between(page: Path, begin: str, end: str, section: str) -> None:
     page.write_text(text, encoding="utf-8")
 
 
-def write_tables(records: list[dict], page: Path, pilot: dict | None = None) -> None:
+def write_tables(records: list[dict], page: Path, pilot: dict | None = None, values: list[dict] | None = None) -> None:
     """Put the tables into the page."""
     put_between(page, BEGIN, END, tables(records))
     if pilot:
         put_between(page, PILOT_BEGIN, PILOT_END, pilot_table(pilot))
+    if values:
+        put_between(page, VALUES_BEGIN, VALUES_END, values_table(values))

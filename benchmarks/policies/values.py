@@ -1,0 +1,60 @@
+"""How large the share of unusual values in ``nexus`` should be: variants on documents of the quality suite and on filler.
+
+Seeds are apart from those of the other results. Answers are graded as in run.py.
+
+python benchmarks/policies/values.py     run what values.json lacks (it is saved after every passage)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from common import SHARES, open_reader, save
+
+from nexus_sglang.evaluation.experiment import Contestant, run_sample
+from nexus_sglang.evaluation.suite.documents import make_document
+from nexus_sglang.evaluation.tasks import TASKS, Question, Sample
+from nexus_sglang.policy import make_policy
+
+OUT = Path(__file__).with_name("values.json")
+ASKED = ("single", "multi-key", "qa-one")
+"""Families of the suite with one answer."""
+PLAN = [("documents", 1024, 7300, 12), ("documents", 2048, 8300, 8), ("filler", 2000, 320_000, 4)]
+"""(kind, tokens, first seed, passages or seeds)."""
+
+
+def contestants() -> dict[str, Contestant]:
+    shares = {f"nexus, values {v:g}": Contestant(make_policy("nexus", {"value_share": v})) for v in (0, 0.3, 0.6, 1.0)}
+    return shares | {name: Contestant(make_policy(name, {})) for name in ("morphkv", "snapkv", "random")}
+
+
+def samples(kind: str, tokens: int, seed: int, count: Callable[[str], int]) -> list[Sample]:
+    """One document with its questions of one answer, or one passage of each task on filler."""
+    if kind == "filler":
+        return [TASKS[task](seed, tokens, count) for task in ("needle", "multi-key", "variables")]
+    document = make_document(seed, tokens, count)
+    asked = [
+        Question(q.text, f" {q.answers[0]}")
+        for q in document.questions
+        if q.task.startswith(ASKED) and count(f" {q.answers[0]}") > 1
+    ]
+    return [Sample("document", seed, tokens, document.text, asked)]
+
+
+def main() -> None:
+    records = json.loads(OUT.read_text()) if OUT.exists() else []
+    reader = open_reader()
+    for kind, tokens, first, passages in PLAN:
+        name = f"{kind} of {tokens:,} tokens"
+        for seed in range(first, first + passages):
+            if not any((record["kind"], record["seed"]) == (name, seed) for record in records):
+                for sample in samples(kind, tokens, seed, lambda text: len(reader.ids(text))):
+                    records += [{"kind": name, **record} for record in run_sample(reader, sample, contestants(), SHARES)]
+                save(records, OUT)
+                print(name, seed, flush=True)
+
+
+if __name__ == "__main__":
+    main()
