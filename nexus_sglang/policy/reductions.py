@@ -70,13 +70,6 @@ def apply_term(weights: torch.Tensor, evidence: Evidence, term: str) -> torch.Te
     return weights * factor / factor.mean().clamp_min(1e-300)
 
 
-def standardise(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Scores ``[N]`` in standard deviations above the mean, both over ``mask`` (bool ``[N]``); 0 outside it."""
-    count = mask.sum().clamp_min(1)
-    centred = (scores - (scores * mask).sum() / count) * mask
-    return centred / (centred.square().sum() / count).sqrt().clamp_min(1e-12)
-
-
 def flatness(weights: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Entropy of the weights ``[N]`` over ``mask`` as a share of its maximum: 1 when all are equal, 0 for one alone."""
     kept = weights.double() * mask  # no selection by mask: its size would have to come from the device
