@@ -12,7 +12,17 @@ from nexus_sglang.config import NexusConfig, TokenAmount
 from nexus_sglang.evaluation.choosing import choose_tokens, describe_blocks
 from nexus_sglang.evaluation.experiment import grade
 from nexus_sglang.evaluation.references import ada_rooms, pyramid_rooms
-from nexus_sglang.evaluation.report import BEGIN, END, difference, pilot_table, ranking, tables, wilson, write_tables
+from nexus_sglang.evaluation.report import (
+    BEGIN,
+    END,
+    difference,
+    pilot_table,
+    ranking,
+    tables,
+    values_table,
+    wilson,
+    write_tables,
+)
 from nexus_sglang.evaluation.tasks import TASKS
 from nexus_sglang.policy import Evidence, make_policy
 from nexus_sglang.policy.base import Policy
@@ -102,6 +112,7 @@ def test_docs_hold_the_table_of_the_checked_in_results():
     page = (ROOT / "docs/policies.md").read_text(encoding="utf-8")
     assert tables(json.loads((ROOT / "benchmarks/policies/results.json").read_text())) in page
     assert pilot_table(json.loads((ROOT / "benchmarks/policies/pilot.json").read_text())) in page
+    assert values_table(json.loads((ROOT / "benchmarks/policies/values.json").read_text())) in page
 
 
 def test_expected_attention_and_distinctiveness_against_loops():
