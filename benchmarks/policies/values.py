@@ -31,9 +31,9 @@ def contestants() -> dict[str, Contestant]:
 
 
 def samples(kind: str, tokens: int, seed: int, count: Callable[[str], int]) -> list[Sample]:
-    """One document with its questions of one answer, or one passage of each task on filler."""
+    """One document with its questions of one answer, or a passage of two tasks on filler."""
     if kind == "filler":
-        return [TASKS[task](seed, tokens, count) for task in ("needle", "multi-key", "variables")]
+        return [TASKS[task](seed, tokens, count) for task in ("needle", "multi-key")]
     document = make_document(seed, tokens, count)
     asked = [
         Question(q.text, f" {q.answers[0]}")
