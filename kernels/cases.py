@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from . import block_attention, compact_rows, distinctiveness, page_table, reservoir, walk_weights
+from . import block_attention, compact_rows, distinctiveness, page_table, query_ring, reservoir, walk_weights
 from .dispatch import VARIABLE, interpreted
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -231,6 +231,24 @@ def table(device: str, seed: int, virtual_size: int, ids: int, short: int) -> Ou
     return Outcome(_unequal([*got, *here], [*wanted, *there]), 0)
 
 
+def ring(
+    device: str, seed: int, tokens: int, kept: int, heads: int, dim: int, window: int, dtype: str, given_lse: bool
+) -> Outcome:  # fmt: skip
+    """Numbers that differ anywhere in the rings. ``kept`` of the tokens are named; 0: all of them, in order, as in decode."""
+    g = torch.Generator().manual_seed(seed)
+    n = kept or tokens
+    where = torch.randperm((n + 3) * window, generator=g)[:n]
+    chosen = torch.randperm(tokens, generator=g)[:n] if kept else None
+    packed = torch.randn(tokens, heads + 2, dim, generator=g).to(DTYPES[dtype])  # queries as a model's projection leaves them
+    blank, blank_lse = torch.full((n + 3, window, heads, dim), -7.0).to(DTYPES[dtype]), torch.full((n + 3, window, heads), -7.0)
+    lse = (blank_lse, torch.randn(tokens, heads, generator=g)) if given_lse else (None, None)
+    here, there = _pair(device, blank, packed, where // window, where % window, chosen, *lse)
+    for (rings, queries, *rest), keep in ((here, query_ring.keep_queries.kernel), (there, query_ring.keep_queries.reference)):
+        keep(rings, queries[:, :heads], *rest)
+    written = (0, 5) if given_lse else (0,)
+    return Outcome(_unequal([here[i] for i in written], [there[i] for i in written]), 0)
+
+
 KERNELS: dict[str, Callable[..., Outcome]] = {
     "block_attention_rows": attention,
     "block_distinctiveness": directions,
@@ -241,4 +259,5 @@ KERNELS: dict[str, Callable[..., Outcome]] = {
     "reservoir: selection": selection,
     "compact_rows": compact,
     "page_table": table,
+    "query_ring": ring,
 }

@@ -31,6 +31,13 @@ _ATTENTION_GPU = [
     (64, 4, 5, 256, 64, 128, "fp32", "sum", False),
     (16, 1, 32, 128, 300, 32, "bf16", "max", False),
 ]
+_RING = ("tokens", "kept", "heads", "dim", "window", "dtype", "given_lse")
+_QUERIES = [
+    (1, 0, 1, 64, 1, "fp32", False),
+    (5, 0, 32, 128, 16, "bf16", True),
+    (40, 7, 9, 80, 4, "fp16", True),
+    (12, 12, 3, 64, 16, "bf16", False),
+]
 SMALL = {
     "block_attention_rows": [dict(zip(_WORDS, values, strict=True)) for values in _ATTENTION],
     "block_distinctiveness": [
@@ -61,6 +68,7 @@ SMALL = {
         {"virtual_size": v, "ids": i, "short": s}
         for v, i, s in ((1, 1, 0), (5000, 3000, 0), (5000, 5000, 9), (40, 0, 0), (4096, 2048, 0))
     ],
+    "query_ring": [dict(zip(_RING, values, strict=True)) for values in _QUERIES],
 }  # fmt: skip
 """Shapes for the interpreter; the GPU runs them too."""
 LARGE = {
@@ -79,6 +87,10 @@ LARGE = {
     "reservoir: selection": [{"batch": 64, "blocks": 4096, "law": "sequential-poisson", "count": 1, "with_core": True}],
     "compact_rows": [{"rows": 64, "width": 32_768, "hinted": True}, {"rows": 2, "width": 131_072, "hinted": False}],
     "page_table": [{"virtual_size": 2_000_000, "ids": 500_000, "short": 0}],
+    "query_ring": [
+        dict(zip(_RING, values, strict=True))
+        for values in ((256, 0, 32, 128, 16, "bf16", True), (8192, 256, 64, 128, 16, "bf16", True))
+    ],
 }
 """More shapes for the GPU."""
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, NamedTuple
 
 import torch
 
 from ..attention import torch_native
+from ..attention.log_sum_exp import LogSumExp
 from ..attention.shadow import RowsPool, ShadowError, shadow_batch
 from ..statistics.query_window import CapturePlan
 
-NATIVE, PAGED = "TorchNativeAttnBackend", ("TritonAttnBackend", "FlashInferAttnBackend")
+logger = logging.getLogger(__name__)
+
+FLASHINFER = "FlashInferAttnBackend"
+NATIVE, PAGED = "TorchNativeAttnBackend", ("TritonAttnBackend", FLASHINFER)
 """Classes of SGLang's attention backends with a reader for compact rows; subclasses of them have none."""
 
 
@@ -21,6 +26,11 @@ def backends(runner: Any) -> list[Any]:
         halves = type(backend).__name__ == "HybridAttnBackend"
         found += [backend.prefill_backend, backend.decode_backend] if halves else [backend]
     return found
+
+
+def tell_lse(runner: Any) -> bool:
+    """Whether every backend of the runner is FlashInfer's, which tells the log-sum-exp of each query."""
+    return all(type(backend).__name__ == FLASHINFER for backend in backends(runner))
 
 
 def install_rows(runner: Any, runtime: Any) -> None:
@@ -68,7 +78,8 @@ def plan_resident(original, backend, forward_batch, *args, **kwargs):
 
 
 def keep_queries(original, backend, q, k, v, layer, forward_batch, *args, **kwargs):
-    """AROUND ``forward_extend`` and ``forward_decode`` of the paged backends: capture, then attend as they do.
+    """AROUND ``forward_extend`` and ``forward_decode`` of the paged backends: attend as they do, then keep the queries, and
+    with FlashInfer their log-sum-exp.
 
     A decode pass may be recorded into a CUDA graph. What is recorded follows ``req_pool_indices`` and ``positions``, the
     graph's own input buffers. The plan is made anew at the first layer of every pass and never kept with the batch: a
@@ -77,10 +88,26 @@ def keep_queries(original, backend, q, k, v, layer, forward_batch, *args, **kwar
     runtime = backend.nexus_runtime
     if layer.layer_id == runtime.window.first_layer:
         backend.nexus_capture = _capture_plan(runtime, forward_batch)
+    listener = _listener(backend) if runtime.window.lse_rings else None
+    out = original(backend, q, k, v, layer, forward_batch, *args, **kwargs)
+    lse = listener.take() if listener else None
+    if listener and lse is None:
+        logger.warning("nexus: FlashInfer's wrappers were passed by; the log-sum-exp of queries is computed here instead")
+        runtime.window.forget_lse()
     if backend.nexus_capture is not None:
         queries = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
-        runtime.window.capture(layer.layer_id, queries, backend.nexus_capture)
-    return original(backend, q, k, v, layer, forward_batch, *args, **kwargs)
+        runtime.window.capture(layer.layer_id, queries, backend.nexus_capture, lse)
+    return out
+
+
+def _listener(backend: Any) -> LogSumExp:
+    """Of what this pass's FlashInfer wrappers return."""
+    if not hasattr(backend, "nexus_listener"):
+        backend.nexus_listener = LogSumExp()
+    plan = backend.forward_metadata
+    wrappers = getattr(plan, "decode_wrappers", None) or [*plan.prefill_wrappers, backend.prefill_wrapper_ragged]
+    backend.nexus_listener.listen(wrappers)
+    return backend.nexus_listener
 
 
 def _capture_plan(runtime: Any, forward_batch: Any) -> CapturePlan | None:

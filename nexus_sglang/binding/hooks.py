@@ -126,7 +126,8 @@ def adopt_layers(result, runner):
             rejects.refuse_layer(module)
             layers[module.layer_id] = LayerShape(module.tp_q_head_num, module.qk_head_dim, module.scaling)
     runtime = runner.token_to_kv_pool_allocator.runtime
-    runtime.attach_layers(dict(sorted(layers.items())), runner.dtype, runner.token_to_kv_pool, parallel.score_group())
+    runtime.attach_layers(dict(sorted(layers.items())), runner.dtype, runner.token_to_kv_pool, parallel.score_group(),
+                          attention_hooks.tell_lse(runner))  # fmt: skip
     attention_hooks.install_rows(runner, runtime)
     self_check.check_runner(runner)
     parallel.check_ranks(runtime)

@@ -74,10 +74,16 @@ class NexusRuntime:
         self.rows = CompactRows(req_to_token_pool.req_to_token, self.table)
         req_to_token_pool.attach_aux_cache(self)
 
-    def attach_layers(self, layers: dict[int, LayerShape], dtype: torch.dtype, pool, group: ScoreGroup = ALONE) -> None:
-        """Model and KV pool exist: set up query rings and the evictor. ``group``: ranks that hold the other heads."""
+    def attach_layers(
+        self, layers: dict[int, LayerShape], dtype: torch.dtype, pool, group: ScoreGroup = ALONE, with_lse: bool = False
+    ) -> None:  # fmt: skip
+        """Model and KV pool exist: set up query rings and the evictor.
+
+        Args:
+            group: ranks that hold the other heads. with_lse: the attention backend tells queries' log-sum-exp.
+        """
         rows = self.rows.slots.shape[0]
-        self.window = QueryWindow(layers, rows, self.config.window, dtype, self.table.device)
+        self.window = QueryWindow(layers, rows, self.config.window, dtype, self.table.device, with_lse)
         self.evictor = Evictor(
             self.config, self.policy,
             self.largest_budget, self.table, self.rows, self.ledger, self.window,

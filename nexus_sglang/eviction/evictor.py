@@ -27,7 +27,7 @@ from ..memory.ledger import BlockLedger
 from ..memory.page_table import IntegrityError, PageTable
 from ..memory.rows import CompactRows
 from ..policy.base import Blocks, Policy, Weighing
-from ..statistics.measure import measure
+from ..statistics.measure import lse_error, measure
 from ..statistics.parallel import ALONE, ScoreGroup
 from ..statistics.query_window import QueryWindow
 from ..transfer import download, upload
@@ -35,6 +35,9 @@ from .layout import Layout
 from .sequence import RunningSequence
 
 logger = logging.getLogger(__name__)
+
+LSE_TOLERANCE = 0.02
+"""What half precision and the order of sums may make of an attention that adds up to 1."""
 
 
 class PolicyError(RuntimeError):
@@ -128,8 +131,9 @@ class Evictor:
         row = Row(where * 0, where * 0, where, *self._blocks(where, length // size))
         try:
             names = Blocks(row.index, row.index < 0, row.index, self.ledger.read(row.index * 0), length, self.config.seed)
-            places, _ = self._judge(0, length, row, names, length // size, 1)
-            self._last(places, names.candidates, 1, 1)
+            for changed in (0, length):  # with the log-sum-exp of the queries, where there is one, and without
+                places, _ = self._judge(0, length, row, names, length // size, 1, changed)
+                self._last(places, names.candidates, 1, 1)
         except Exception as err:
             logger.warning("nexus: warm-up without effect (%s: %s)", type(err).__name__, err)
         self._nan.zero_()
@@ -221,9 +225,12 @@ class Evictor:
         if not whole and layout.hidden:
             layout = self._read(seq)
         row = self._look(seq.row, layout)
+        if self.config.debug:
+            self._require_lse(seq.row, row)
         names = self._names(seq, row, head, recent)
         count = min(candidates, math.ceil(excess / size))
-        places, weighing = self._judge(seq.row, length, row, names, layout.blocks, candidates - count)
+        places, weighing = self._judge(seq.row, length, row, names, layout.blocks, candidates - count,
+                                       self.rows.changed[seq.row])  # fmt: skip
         if check:
             self._require_numbers()
         if whole:
@@ -244,6 +251,17 @@ class Evictor:
         virtual = self.rows.req_to_token[row, where].long()
         return Row(virtual, slots, where, *self._blocks(where, layout.blocks))
 
+    def _require_lse(self, row: int, tokens: Row) -> None:
+        """Wait for the device.
+
+        Raises:
+            IntegrityError: the attention backend told another log-sum-exp than that of the row's keys.
+        """
+        error = lse_error(self.window, self.keys_of, row, self.rows.length[row], tokens.slots, tokens.positions,
+                          tokens.ordinal, tokens.starts, self.config.block_size, self.rows.changed[row])  # fmt: skip
+        if not error <= LSE_TOLERANCE:
+            raise IntegrityError(f"row {row}: by the backend's log-sum-exp a query's attention is off 1 by {error:.3f}")
+
     def _blocks(self, positions: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Which block each token is in, where blocks start, and their numbers; ``count`` blocks."""
         block = positions // self.config.block_size
@@ -260,7 +278,7 @@ class Evictor:
         return Blocks(row.index, forced, identity, memory, length, self.config.seed)
 
     def _judge(
-        self, row: int, length: int, tokens: Row, names: Blocks, blocks: int, keep: int
+        self, row: int, length: int, tokens: Row, names: Blocks, blocks: int, keep: int, changed: int
     ) -> tuple[torch.Tensor, Weighing]:  # fmt: skip
         """Ask the policy.
 
@@ -272,7 +290,8 @@ class Evictor:
             PolicyError: a shape that does not fit.
         """
         evidence = measure(self.policy, self.window, self.keys_of, self.values_of, row, length, tokens.slots,
-                           tokens.positions, tokens.ordinal, tokens.starts, self.config.block_size, self.group)  # fmt: skip
+                           tokens.positions, tokens.ordinal, tokens.starts, self.config.block_size, self.group,
+                           changed)  # fmt: skip
         weighing = self.policy.weigh(evidence, names)
         priority = self.policy.prioritise(weighing.weights, names, keep)
         for what, tensor in (("weights", weighing.weights), ("priorities", priority)):

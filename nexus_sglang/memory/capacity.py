@@ -37,12 +37,13 @@ def largest_budget(physical: int, config: NexusConfig, chunk: int, overlap: bool
 
 
 def request_memory(context_length: int, window: int, layers: int, heads: int, head_dim: int, element: int) -> int:
-    """Bytes that are allocated for each request that may run: its query window and its compact row.
+    """Bytes that are allocated for each request that may run: its query window, with a log-sum-exp per query, and its
+    compact row.
 
     Args:
         heads, element: query heads on this rank, and bytes per number of theirs.
     """
-    return window * layers * heads * head_dim * element + 2 * 4 * context_length
+    return window * layers * heads * (head_dim * element + 4) + 2 * 4 * context_length
 
 
 def affordable_requests(free: int, per_request: int) -> int:

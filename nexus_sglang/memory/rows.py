@@ -26,6 +26,8 @@ class CompactRows:
         live: list of ints, resident tokens per row (host).
         length: list of ints, tokens of the sequence so far per row (host); 0 when the row is free.
         readings: list of ints, how often each row was read anew without anyone knowing its outcome (host).
+        changed: list of ints: queries from this position on have seen the row as it is now, but for tokens that came after
+            them (host).
     """
 
     def __init__(self, req_to_token: torch.Tensor, table: PageTable):
@@ -39,7 +41,7 @@ class CompactRows:
     def clear(self) -> None:
         """Forget every row."""
         rows = self.slots.shape[0]
-        self.live, self.length = [0] * rows, [0] * rows
+        self.live, self.length, self.changed = [0] * rows, [0] * rows, [0] * rows
 
     @property
     def active(self) -> list[int]:
@@ -62,7 +64,7 @@ class CompactRows:
         """:meth:`extend_to` of several rows at once. A token that came alone was decoded just now, so it is mapped."""
         pairs = list(zip(rows, lengths, strict=True))
         one = [(row, length - 1) for row, length in pairs if length - self.length[row] == 1]
-        more = [row for row, length in pairs if length - self.length[row] != 1]
+        more = {row: self.length[row] for row, length in pairs if length - self.length[row] != 1}
         if one:
             row, position, end = upload([[r for r, _ in one], [p for _, p in one], [self.live[r] for r, _ in one]], self.device)
             self.slots[row, end] = self.table.translate(self.req_to_token[row, position]).to(torch.int32)
@@ -70,7 +72,9 @@ class CompactRows:
         for row, length in pairs:
             self.live[row] += length - self.length[row] == 1
             self.length[row] = length
-        self._read(more)
+        self._read(list(more))
+        for row, before in more.items():
+            self.changed[row] = before
 
     def rebuild(self, row: int, live: int | None = None) -> int:
         """Read the row anew through the page table.
@@ -102,12 +106,13 @@ class CompactRows:
     def _launch(self, row: int) -> torch.Tensor:
         """Write the row; int64 ``[1]``, its resident tokens, on the device."""
         here, length = slice(row, row + 1), self.length[row]
+        self.changed[row] = length
         lengths = upload([length], self.device)
         return compact_rows(self.req_to_token[here], lengths, self.table.v2p, self.slots[here], self.positions[here], length)
 
     def free(self, row: int) -> None:
         """The request is gone."""
-        self.live[row] = self.length[row] = 0
+        self.live[row] = self.length[row] = self.changed[row] = 0
 
     def check_integrity(self) -> None:
         """Each row equals its virtual row through the page table, evicted dropped, order kept.

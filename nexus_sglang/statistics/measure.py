@@ -76,7 +76,7 @@ def expected_attention(
 
 
 def _attend(
-    reduction: _HeadReduction, queries, key_pools, slots, at, positions, ordinal, starts, blocks, size, scale
+    reduction: _HeadReduction, queries, key_pools, slots, at, positions, ordinal, starts, blocks, size, scale, lse
 ) -> None:  # fmt: skip
     """Add the attention of layers of one shape to ``reduction``: fused where the kernel can, else layer by layer."""
     if reduction.kind in _FUSED and size <= MAX_BLOCK_SIZE:
@@ -84,7 +84,7 @@ def _attend(
             reduction.total = torch.zeros((queries.shape[1], blocks), dtype=torch.float32, device=queries.device)
         block_attention_rows(
             queries, key_pools, slots, at, positions, ordinal, blocks, size, scale, reduction.total, _FUSED[reduction.kind],
-            starts=starts,
+            lse, starts,
         )  # fmt: skip
         reduction.heads += queries.shape[0] * queries.shape[2]
         return
@@ -95,6 +95,28 @@ def _attend(
             # Heads are averaged before the softmax, so ranks have to be as well.
             query, keys = (reduction.group.average(x.float().mean(dim=1, keepdim=True)) for x in (query, keys))
         reduction.add(block_attention(query, keys, at, positions, cells, blocks, size, scale))
+
+
+def lse_error(
+    window: QueryWindow, keys_of: Callable[[int], torch.Tensor], row: int, length: int, slots: torch.Tensor,
+    positions: torch.Tensor, ordinal: torch.Tensor, starts: torch.Tensor, block_size: int, changed: int,
+) -> float:  # fmt: skip
+    """How far what a query pays to all its keys is from 1 under the window's log-sum-exp, at most, averaged over heads and
+    layers; 0 where :func:`measure` would not use it. Waits for the device. Arguments as there."""
+    worst, at = 0.0, window.positions(row, length)
+    if window.first_position(row, length) < changed or block_size > MAX_BLOCK_SIZE:
+        return worst
+    for layer_group in window.groups:
+        if (lse := window.lse(layer_group, row, at)) is None:
+            continue
+        shape, layers, ring, _ = layer_group
+        paid = torch.zeros((len(at), len(starts) - 1), dtype=torch.float32, device=at.device)
+        block_attention_rows(
+            window.queries(ring, row, at), [keys_of(layer) for layer in layers], slots, at, positions, ordinal,
+            len(starts) - 1, block_size, shape.scale, paid, "sum", lse, starts,
+        )  # fmt: skip
+        worst = max(worst, float((paid.sum(dim=1) / (len(layers) * shape.heads) - 1).abs().max()))
+    return worst
 
 
 def measure(
@@ -110,6 +132,7 @@ def measure(
     starts: torch.Tensor,
     block_size: int,
     group: ScoreGroup = ALONE,
+    changed: int = 0,
 ) -> Evidence:
     """Measure what ``policy`` asks for. Nothing here waits for the device.
 
@@ -119,6 +142,8 @@ def measure(
         slots: int64 ``[T]``, physical slots of the resident tokens. positions: int64 ``[T]``, ascending.
         ordinal: int64 ``[T]``, which of the N blocks each token is in. starts: int32 ``[N + 1]``, where they begin, and T.
         group: ranks that hold the other heads; all of them must measure the same event.
+        changed: queries from this position on have seen these keys, and no others that are gone (``CompactRows.changed``).
+            Where that is all of them, the log-sum-exp the window may have of them still holds, and keys are read once.
 
     Returns:
         Evidence on the device of ``slots``, the same bits on every rank of ``group``.
@@ -130,11 +155,14 @@ def measure(
     attention = _HeadReduction(policy.head_reduction, group)
     expected = _HeadReduction("mean" if policy.head_reduction == "qk" else policy.head_reduction, group)
     norms, distinct_keys, distinct_values = [], [], []
-    for shape, layers, ring in window.groups:
-        queries = window.queries(ring, row, at)
+    holds = window.first_position(row, length) >= changed
+    for layer_group in window.groups:
+        shape, layers, ring, _ = layer_group
+        queries, lse = window.queries(ring, row, at), window.lse(layer_group, row, at) if holds else None
         keys, values = [keys_of(layer) for layer in layers], [values_of(layer) for layer in layers]
         if policy.needs_attention:
-            _attend(attention, queries, keys, slots, at, positions, ordinal, starts, blocks, block_size, shape.scale)
+            _attend(attention, queries, keys, slots, at, positions, ordinal, starts, blocks, block_size, shape.scale,
+                    lse)  # fmt: skip
         if policy.needs_keys:
             distinct_keys.append(block_distinctiveness(keys, slots, starts, block_size))
         if policy.needs_distinct_values:

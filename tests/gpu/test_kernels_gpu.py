@@ -10,6 +10,7 @@ from nexus_sglang.kernels import (
     dispatch,
     distinctiveness,
     page_table,
+    query_ring,
     reservoir,
     walk_weights,
 )
@@ -43,6 +44,7 @@ def everything_once():
     starts = torch.arange(0, n + 1, 32, dtype=torch.int32, device="cuda")
     rows, out, slots = torch.rand(b, 16, n, device="cuda"), torch.zeros(16, n // 32, device="cuda"), ids.int().repeat(b, 1)
     windows, positions = torch.full((b,), 16, device="cuda"), torch.zeros_like(slots)
+    ring, lse_ring = torch.zeros(20, 16, 8, 64, device="cuda"), torch.zeros(20, 16, 8, device="cuda")
 
     def again():
         block_attention.block_attention_rows(queries, pools, ids, ids[-16:], ids, ids // 32, n // 32, 32, 0.1, out, "max")
@@ -53,6 +55,7 @@ def everything_once():
         compact_rows.compact_rows(slots, lengths, ids, slots.clone(), positions)
         page_table.translate(ids, ids)
         page_table.unmap(ids.clone(), ids, freed)
+        query_ring.keep_queries(ring, queries[0], ids[:16], ids[:16], None, lse_ring, queries[0, :, :, 0])
 
     again()
     return again

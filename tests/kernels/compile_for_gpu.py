@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 import triton
-from nexus_sglang.kernels import block_attention, compact_rows, distinctiveness, page_table, reservoir, walk_weights
+from nexus_sglang.kernels import block_attention, compact_rows, distinctiveness, page_table, query_ring, reservoir, walk_weights
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
@@ -97,10 +97,13 @@ def launch_everything(dtype: torch.dtype, dim: int, reductions: tuple[str, ...])
     for some in (ids, ids[:1], ids[1:34]):  # as many as an event frees, anywhere in memory
         page_table.translate.kernel(ids, some)
         page_table.unmap.kernel(ids.clone(), some, ids.clone())
+    ring, lse_ring, four = torch.zeros(8, 16, 32, dim, dtype=dtype), torch.zeros(8, 16, 32), ids[:4]
+    for lanes in (4, 3, 1):  # decode batches of any size
+        query_ring.keep_queries.kernel(ring, ring[0, :lanes], four[:lanes], four[:lanes], None, lse_ring, lse_ring[0, :lanes])
 
 
 def all_kernels() -> set[str]:
-    modules = (block_attention, compact_rows, distinctiveness, page_table, reservoir, walk_weights)
+    modules = (block_attention, compact_rows, distinctiveness, page_table, query_ring, reservoir, walk_weights)
     return {name for m in modules for name, x in vars(m).items() if isinstance(x, JITFunction) and name.endswith("_kernel")}
 
 

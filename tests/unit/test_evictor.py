@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import pytest
@@ -11,9 +12,10 @@ from nexus_sglang.config import NexusConfig
 from nexus_sglang.eviction.evictor import Evictor, PolicyError
 from nexus_sglang.eviction.sequence import RunningSequence, block_identities
 from nexus_sglang.memory.ledger import BlockLedger
-from nexus_sglang.memory.page_table import PageTable
+from nexus_sglang.memory.page_table import IntegrityError, PageTable
 from nexus_sglang.memory.rows import CompactRows
 from nexus_sglang.policy import POLICIES, Policy, Weighing, make_policy
+from nexus_sglang.statistics import measure
 from nexus_sglang.statistics.query_window import LayerShape, QueryWindow
 
 BLOCK, SINK = 8, 8
@@ -28,6 +30,7 @@ class Bench:
     ceiling: int = 900
     device: str | torch.device = "cpu"
     layers: int = 1
+    with_lse: bool = False
 
     def __post_init__(self):
         device = self.device
@@ -36,8 +39,9 @@ class Bench:
         self.rows = CompactRows(self.req_to_token, self.table)
         self.ledger = BlockLedger(4096, self.policy.memory_width, device)
         self.window = QueryWindow(
-            dict.fromkeys(range(self.layers), LayerShape(2, 8, 0.35)), 6, self.config.window, torch.float32, device
-        )
+            dict.fromkeys(range(self.layers), LayerShape(2, 8, 0.35)), 6, self.config.window, torch.float32, device,
+            self.with_lse,
+        )  # fmt: skip
         self.pool = torch.zeros(1025, 1, 8, device=device)
         noise = torch.Generator().manual_seed(5)
         keys, queries = torch.randn(600, 1, 8, generator=noise), torch.randn(600, 2, 8, generator=noise)
@@ -60,17 +64,26 @@ class Bench:
         slots, positions = self.rows.slots[row, :live].long(), self.rows.positions[row, :live].long()
         self.pool[slots] = self.keys[positions]
         plan = self.window.plan_extend([row], [before], [length - before], self.device)
+        lse = self.log_sum_exp(row, before, length) if self.with_lse else None
         for layer in range(self.layers):
-            self.window.capture(layer, self.queries[before:length], plan)
+            self.window.capture(layer, self.queries[before:length], plan, lse)
+
+    def log_sum_exp(self, row: int, before: int, length: int) -> torch.Tensor:
+        """float32 ``[length - before, 2]``, to base 2: of each new query over what its row holds up to it."""
+        positions = self.rows.positions[row, : self.rows.live[row]].long()
+        scores = 0.35 * torch.einsum("wgd,tod->wgt", self.queries[before:length], self.keys[positions])
+        newer = positions > torch.arange(before, length, device=self.device)[:, None, None]
+        return scores.masked_fill(newer, -torch.inf).logsumexp(-1) / math.log(2)
 
     def blocks(self, row: int) -> list[int]:
         positions = self.rows.positions[row, : self.rows.live[row]].cpu()
         return torch.unique(positions // BLOCK).tolist()
 
 
-def bench(policy="nexus", device="cpu", layers=1, **fields) -> Bench:
+def bench(policy="nexus", device="cpu", layers=1, with_lse=False, **fields) -> Bench:
     settings = {"block_size": BLOCK, "window": 4, "sink_tokens": SINK, "recent_tokens": 16, "min_tokens": 32}
-    return Bench(make_policy(policy, fields), NexusConfig(policy, **settings), device=device, layers=layers)
+    return Bench(make_policy(policy, fields), NexusConfig(policy, **settings), device=device, layers=layers,
+                 with_lse=with_lse)  # fmt: skip
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -257,3 +270,65 @@ def test_a_policy_that_cannot_digest_padding_does_not_stop_the_server(caplog):
     b.evictor.policy = Picky()
     b.evictor.warm_up()
     assert "warm-up" in caplog.text and "no evidence" in caplog.text
+
+
+def told(monkeypatch) -> list[bool]:
+    """Whether each call of the attention kernel from now on was given a log-sum-exp."""
+    given, attend = [], measure.block_attention_rows
+
+    def noted(*args, **options):
+        given.append(args[11] is not None)
+        return attend(*args, **options)
+
+    monkeypatch.setattr(measure, "block_attention_rows", noted)
+    return given
+
+
+@pytest.mark.parametrize("policy", ["nexus", "h2o", "morphkv"])
+def test_a_backend_that_tells_the_log_sum_exp_changes_no_choice(policy, monkeypatch):
+    given, events = told(monkeypatch), []
+    for with_lse in (False, True):
+        b = bench(policy, layers=2, with_lse=with_lse)
+        seq = b.sequence(1, 300, budget=80, prefill_left=100)
+        given.clear()
+        b.evictor.after_prefill(seq, protected=0, room=0)
+        b.grow(1, 400)
+        seq.prefill_left = 0
+        b.evictor.after_prefill(seq, protected=0, room=0)
+        for length in range(401, 450):
+            b.grow(1, length)
+            b.evictor.after_decode(seq, lambda: 0)
+        assert given == [with_lse] * seq.evictions and seq.evictions == 8
+        events.append(seq.events)
+    assert events[0] == events[1]
+
+
+def test_a_log_sum_exp_over_other_keys_is_not_used(monkeypatch):
+    """The row was read anew, or evicted from, since the oldest query of the window."""
+    given, b = told(monkeypatch), bench(with_lse=True)
+    seq = b.sequence(1, 300, budget=80)
+    b.rows.rebuild(1)  # as after every chunk, when the tree takes the tokens: which may be others' now
+    b.evictor.after_prefill(seq, protected=0, room=0)
+    b.grow(1, 300 + BLOCK)
+    b.evictor.enforce(seq, 0, 0)
+    b.grow(1, 300 + 2 * BLOCK)
+    b.rows.rebuild_all()
+    b.grow(1, 303 + 2 * BLOCK)  # a window of 4: its oldest query saw the row before
+    b.evictor.enforce(seq, 0, 0)
+    b.rows.rebuild_all()
+    b.grow(1, 307 + 2 * BLOCK)
+    b.evictor.enforce(seq, 0, 0)
+    assert given == [False, True, False, True] and seq.evictions == 4
+    b.rows.free(1)
+    b.window.begin(1, 0)
+    b.evictor.after_prefill(b.sequence(1, 200, budget=80), 0, 0)
+    assert given[-1], "the row's next owner starts anew"
+
+
+def test_a_wrong_log_sum_exp_is_found_in_debug_mode():
+    b = bench(with_lse=True)
+    b.config = b.evictor.config = replace(b.config, debug=True)
+    b.evictor.after_prefill(b.sequence(1, 300, budget=80), 0, 0)
+    told, b.log_sum_exp = b.log_sum_exp, lambda *args: told(*args) * math.log(2)
+    with pytest.raises(IntegrityError, match="row 2: by the backend's log-sum-exp a query's attention is off 1 by"):
+        b.evictor.after_prefill(b.sequence(2, 300, budget=80), 0, 0)

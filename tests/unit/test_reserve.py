@@ -40,7 +40,7 @@ def serving(monkeypatch):
 def test_windows_and_rows_are_counted():
     free = 100 * 2**30
     left = hooks.reserve_memory(lambda *args: free, configurator(256), 0)
-    ring = 16 * 32 * 16 * 128 * 2
+    ring = 16 * 32 * 16 * (128 * 2 + 4)
     ids = virtual_size(free // CELL, NexusConfig("nexus"), CONTEXT, 256)
     assert free - left == 257 * (ring + 8 * CONTEXT) + 24 * ids
     assert free - left == side_memory(256, request_memory(CONTEXT, 16, 32, 16, 128, 2), ids)
@@ -54,7 +54,7 @@ def test_the_estimate_covers_what_is_built():
 
     table = PageTable(5000, 1000)
     rows = CompactRows(torch.zeros((9, 700), dtype=torch.int32), table)
-    window = QueryWindow({i: LayerShape(4, 16, 1.0) for i in range(3)}, 9, 16, torch.float16, "cpu")
+    window = QueryWindow({i: LayerShape(4, 16, 1.0) for i in range(3)}, 9, 16, torch.float16, "cpu", with_lse=True)
     ledger = BlockLedger(5000, 1)
     held = (table.v2p, table.free_virtual, rows.slots, rows.positions, ledger.memory, ledger.weight)
     built = window.bytes + sum(x.numel() * x.element_size() for x in held)

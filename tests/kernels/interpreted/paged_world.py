@@ -9,6 +9,7 @@ from name to slot, kept beside page table and rows.
 from __future__ import annotations
 
 import contextlib
+import math
 from types import SimpleNamespace
 
 import torch
@@ -77,20 +78,21 @@ class World:
 
 
 def attend(q, k, v, scale, causal):
-    """``[n, Hq, D]`` over ``[m, Hkv, D]``, the last query beside the last key; output and log-sum-exp ``[n, Hq]``."""
+    """``[n, Hq, D]`` over ``[m, Hkv, D]``, the last query beside the last key; output and log-sum-exp ``[n, Hq]``, to base 2
+    as FlashInfer's (``lse_base`` of its ``run``)."""
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     logits = torch.einsum("nhd,mhd->nhm", q, k) * scale
     if causal:
         hidden = torch.ones(len(q), len(k), dtype=torch.bool).triu(len(k) - len(q) + 1)
         logits = logits.masked_fill(hidden[:, None], -torch.inf)
     lse = torch.logsumexp(logits, dim=-1)
-    return torch.einsum("nhm,mhd->nhd", torch.exp(logits - lse[..., None]).nan_to_num(0), v), lse
+    return torch.einsum("nhm,mhd->nhd", torch.exp(logits - lse[..., None]).nan_to_num(0), v), lse / math.log(2)
 
 
 def merge(o1, s1, o2, s2):
     """Attention over two sets of keys from that over each; one of them may be empty."""
-    both = torch.logaddexp(s1, s2)
-    return o1 * torch.exp(s1 - both)[..., None] + o2 * torch.exp(s2 - both)[..., None], both
+    both = torch.logaddexp2(s1, s2)
+    return o1 * torch.exp2(s1 - both)[..., None] + o2 * torch.exp2(s2 - both)[..., None], both
 
 
 class Wrapper:
@@ -180,7 +182,8 @@ class Runner:
 
     def __init__(self, world: World, backend, use_paged: bool = False):
         self.world, self.pool = world, Pool()
-        window = QueryWindow({0: LayerShape(HEADS, DIM, 0.25)}, ROWS + 1, W, torch.float32, "cpu")
+        shapes, with_lse = {0: LayerShape(HEADS, DIM, 0.25)}, backend is flashinfer
+        window = QueryWindow(shapes, ROWS + 1, W, torch.float32, "cpu", with_lse)
         self.runtime = SimpleNamespace(
             rows=world.rows, table=world.table, lanes=[], window=window, config=SimpleNamespace(debug=True)
         )
@@ -196,6 +199,7 @@ class Runner:
         self.kv_index_translator._spaces[IdSpaceKind.FULL] = IdSpace(key=(IdSpaceKind.FULL, 1), write=world.table.translate)
         self.attn_backend = backend(self, use_paged) if backend is flashinfer else backend(self)
         self.decode_attn_backend, self.decode_attn_backend_group = None, []
+        assert attention_hooks.tell_lse(self) == with_lse
         assert not attention_hooks.reads_compact_rows(self.attn_backend, self)
         attention_hooks.install_rows(self, self.runtime)
         assert attention_hooks.reads_compact_rows(self.attn_backend, self)

@@ -15,8 +15,8 @@ POLICIES = [
 ]  # fmt: skip
 
 
-def history(policy: str, fields: dict) -> tuple:
-    b = bench(policy, **fields)
+def history(policy: str, fields: dict, with_lse: bool) -> tuple:
+    b = bench(policy, with_lse=with_lse, **fields)
     seq, other = b.sequence(1, 300, budget=80), b.sequence(2, 130, budget=40)
     b.evictor.after_prefill(seq, protected=30, room=0)
     b.evictor.after_prefill(other, protected=0, room=0)
@@ -27,17 +27,18 @@ def history(policy: str, fields: dict) -> tuple:
     return [*seq.events, *other.events], b.rows.slots.tolist(), b.table.free_physical.tolist()
 
 
-@pytest.mark.parametrize("policy, fields", POLICIES)
-def test_same_events_rows_and_free_slots(policy, fields, monkeypatch):
+@pytest.mark.parametrize("policy, fields, with_lse", [*((*both, False) for both in POLICIES), ("nexus", {}, True)])
+def test_same_events_rows_and_free_slots(policy, fields, with_lse, monkeypatch):
     results = {}
     for name in ("torch", "triton"):
         monkeypatch.setenv("NEXUS_SGLANG_KERNELS", name)
-        results[name] = history(policy, fields)
+        results[name] = history(policy, fields, with_lse)
     assert results["torch"] == results["triton"] and len(results["torch"][0]) > 4
 
 
+@pytest.mark.parametrize("with_lse", [False, True])
 @pytest.mark.parametrize("policy", ["nexus", "h2o", "expected-attention"])
-def test_the_warm_up_compiles_what_an_event_needs(policy, monkeypatch):
+def test_the_warm_up_compiles_what_an_event_needs(policy, with_lse, monkeypatch):
     launched, run = set(), InterpretedFunction.run
 
     def noted(self, *args, **options):
@@ -46,17 +47,20 @@ def test_the_warm_up_compiles_what_an_event_needs(policy, monkeypatch):
 
     monkeypatch.setenv("NEXUS_SGLANG_KERNELS", "triton")
     monkeypatch.setattr(InterpretedFunction, "run", noted)
-    b = bench(policy)
-    seq = b.sequence(1, 300, budget=80)
+    b = bench(policy, with_lse=with_lse)
+    seq, other = b.sequence(1, 300, budget=80), b.sequence(2, 300, budget=80)
     launched.clear()
     b.evictor.warm_up()
     warmed = set(launched)
     launched.clear()
-    b.rows.rebuild(1)
+    b.rows.rebuild(1)  # after which the log-sum-exp of its queries does not hold any more
     rows = set(launched)  # those run at each admission
-    launched.clear()
-    b.evictor.after_prefill(seq, protected=30, room=0)
-    assert seq.events and launched - rows and launched - rows <= warmed
+    for i, each in enumerate((seq, other)):
+        launched.clear()
+        b.evictor.after_prefill(each, protected=30, room=0)
+        assert each.events and launched - rows and launched - rows <= warmed
+        if policy != "expected-attention":
+            assert ("_lse_kernel" in launched) == (i == 0 or not with_lse), "keys are read once where it holds"
 
 
 class Wild(Policy):

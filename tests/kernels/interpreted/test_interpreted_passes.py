@@ -9,6 +9,8 @@ any of its Python, and the recording is run again after the buffers were refille
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from paged_world import DIM, HEADS, KV_HEADS, LANES, LAYER, ROWS, Runner, W, World, flashinfer, install_hooks, triton
@@ -111,32 +113,62 @@ class Heard:
 
     def __init__(self):
         self.queries: dict[tuple[int, int], torch.Tensor] = {}
+        self.lse: dict[tuple[int, int], torch.Tensor] = {}
 
     def add(self, rows, positions, queries):
         self.queries.update({(r, p): q for r, p, q in zip(rows, positions, queries, strict=True)})
 
+    def score(self, runner: Runner, rows, tokens, queries):
+        """After a pass: each new query's log-sum-exp over what its row holds up to it."""
+        for i, row in enumerate(r for r in rows for _ in range(tokens)):
+            behind = tokens - 1 - i % tokens
+            slots = torch.tensor(runner.world.reference(row))
+            keys = runner.pool.keys[slots[: len(slots) - behind]].repeat_interleave(HEADS // KV_HEADS, dim=1)
+            scores = torch.einsum("hd,thd->ht", queries[i], keys) * LAYER.scaling
+            self.lse[row, len(runner.world.names[row]) - 1 - behind] = scores.logsumexp(-1)
+
     def check(self, runner: Runner, row: int):
         window, length = runner.runtime.window, len(runner.world.names[row])
-        for p in window.positions(row, length).tolist():
+        positions = window.positions(row, length)
+        for p in positions.tolist():
             assert torch.equal(window.rings[0][row, p % W], self.queries[row, p]), f"row {row}, position {p}"
+        told = window.lse(window.groups[0], row, positions)
+        if told is not None and self.lse:
+            torch.testing.assert_close(told[0], torch.stack([self.lse[row, p] for p in positions.tolist()]))
 
 
-@pytest.mark.parametrize("backend", [triton, flashinfer])
-def test_prefill_and_decode_keep_the_last_queries(world, backend):
-    runner, heard = Runner(world, backend), Heard()
-    for row in (1, 2, 3, 4):
+@pytest.mark.parametrize("backend, options", [(triton, {}), (flashinfer, {}), (flashinfer, {"use_paged": True})])
+def test_prefill_and_decode_keep_the_last_queries(world, backend, options):
+    """And with FlashInfer their log-sum-exp: over one wrapper's keys, or over those of two."""
+    runner, heard = filled(world, backend, **options), Heard()
+    world.names[5] = []  # nothing before it: SGLang calls the ragged wrapper alone
+    for row in (1, 2, 3, 4, 5):
         runner.runtime.window.begin(row, len(world.names[row]))
     for mode, rows, tokens in (
         (ForwardMode.EXTEND, [1, 4], 7), (ForwardMode.EXTEND, [2], 2), (ForwardMode.DECODE, [4, 1, 2], 1),
-        (ForwardMode.DECODE, [1, 2], 1), (ForwardMode.EXTEND, [3], W),
+        (ForwardMode.DECODE, [1, 2], 1), (ForwardMode.EXTEND, [3], W), (ForwardMode.EXTEND, [5], W + 2),
     ):  # fmt: skip
         before = [len(world.names[row]) for row in rows]
         _, queries, _ = run(runner, mode, rows, tokens)
         heard.add([r for r in rows for _ in range(tokens)], [b + i for b in before for i in range(tokens)], queries)
+        heard.score(runner, rows, tokens, queries)
         world.evict(rows[0], 0.3)
-    for row in (1, 2, 3, 4):
+    for row in (1, 2, 3, 4, 5):
         heard.check(runner, row)
-    assert torch.equal(runner.runtime.window.rings[0][[0, 5, 6]], torch.zeros(3, W, HEADS, DIM)), "nobody else's ring"
+    assert torch.equal(runner.runtime.window.rings[0][[0, 6]], torch.zeros(2, W, HEADS, DIM)), "nobody else's ring"
+
+
+def test_wrappers_that_are_passed_by_cost_a_warning_only(world, caplog):
+    runner = Runner(world, flashinfer)
+    batch = runner.batch(ForwardMode.DECODE, [1, 2], world.grow([1, 2], 1))
+    q = random(2, HEADS * DIM)
+    with runner.passing([1, 2]) as backend:
+        backend.init_forward_metadata(batch)
+        attention_hooks.keep_queries(lambda *args: "out", backend, q, None, None, LAYER, batch)
+    window = runner.runtime.window
+    assert "passed by" in caplog.text and not window.lse_rings and window.lse(window.groups[0], 1, torch.arange(2)) is None
+    at = [len(world.names[row]) - 1 for row in (1, 2)]
+    assert torch.equal(window.rings[0][[1, 2], [p % W for p in at]], q.view(2, HEADS, DIM)), "the queries are kept all the same"
 
 
 def test_a_prefill_without_requests_keeps_nothing(world):
@@ -156,23 +188,33 @@ def test_a_recorded_decode_follows_its_input_buffers(world):
     empty = runner.batch(ForwardMode.DECODE, [], torch.zeros(0, dtype=torch.int64))
     graph = runner.replay_view(empty, LANES)  # the graph's buffers
 
-    def one_pass(ring, q, rows, positions):
-        window.rings[0], graph.req_pool_indices, graph.positions = ring, rows, positions
-        attention_hooks.keep_queries(lambda *args: None, backend, q, None, None, LAYER, graph)
-        return ring
+    def attention(backend, q, *args):
+        """Whose log-sum-exp of a query is its first number of each head."""
+        q = q.view(LANES, HEADS, DIM)
+        (wrapper,) = backend.forward_metadata.decode_wrappers
+        return wrapper.forward(q)
 
-    ring, q = window.rings[0], torch.zeros(LANES, HEADS * DIM)
+    def one_pass(ring, lse_ring, q, rows, positions):
+        window.rings[0], window.lse_rings[0] = ring, lse_ring
+        graph.req_pool_indices, graph.positions = rows, positions
+        attention_hooks.keep_queries(attention, backend, q, None, None, LAYER, graph)
+        return ring, lse_ring
+
+    ring, lse_ring, q = window.rings[0], window.lse_rings[0], torch.zeros(LANES, HEADS * DIM)
     rows, positions = graph.req_pool_indices, graph.positions
-    recorded = make_fx(one_pass)(ring.clone(), q, rows, positions)
-    window.rings[0] = ring
+    wrapper = SimpleNamespace(forward=None, forward_return_lse=lambda q: (q, q[:, :, 0]))
+    backend.forward_metadata = SimpleNamespace(decode_wrappers=[wrapper])
+    recorded = make_fx(one_pass)(ring.clone(), lse_ring.clone(), q, rows, positions)
+    window.rings[0], window.lse_rings[0] = ring, lse_ring
     for step in range(W + 2):
         lanes = [4, 1] if step % 2 else [1, 4]
         view = runner.replay_view(runner.batch(ForwardMode.DECODE, lanes, world.grow(lanes, 1)), LANES)
         rows.copy_(view.req_pool_indices), positions.copy_(view.positions), q.copy_(random(LANES, HEADS * DIM))
         assert view.req_pool_indices[2:].tolist() == [0] * (LANES - 2)
-        recorded(ring, q, rows, positions)
+        recorded(ring, lse_ring, q, rows, positions)
         heard.add(lanes, positions[:2].tolist(), q.view(LANES, HEADS, DIM)[:2].clone())
     heard.check(runner, 1), heard.check(runner, 4)
     others = [row for row in range(1, ROWS + 1) if row not in (1, 4)]
+    assert torch.equal(lse_ring[1:], ring[1:, ..., 0]), "each beside its query"
     assert not ring[others].any(), "padding lanes write to row 0 only"
     assert len({(r, p) for r, p in heard.queries if r == 1}) == W + 2

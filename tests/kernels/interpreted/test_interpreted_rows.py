@@ -1,4 +1,4 @@
-"""Walk weights, compact rows and page-table operations equal their references."""
+"""Walk weights, compact rows, page-table operations and the query ring equal their references."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from nexus_sglang.kernels import cases, page_table
 from nexus_sglang.kernels.compact_rows import compact_rows
+from nexus_sglang.kernels.query_ring import keep_queries
 from nexus_sglang.kernels.walk_weights import walk_weights
 
 SEED = st.integers(0, 10_000)
@@ -69,3 +70,27 @@ def test_translate_keeps_the_shape():
     v2p = torch.arange(100) * 3
     virtual = torch.randint(0, 100, (4, 5, 6), dtype=torch.int32)
     assert torch.equal(page_table.translate.kernel(v2p, virtual), v2p[virtual.long()])
+
+
+@settings(max_examples=30)
+@given(
+    seed=SEED, tokens=st.integers(1, 30), kept=st.integers(0, 30), heads=st.integers(1, 9), dim=st.sampled_from([64, 80, 128]),
+    window=st.integers(1, 17), dtype=st.sampled_from(sorted(cases.DTYPES)), given_lse=st.booleans(),
+)  # fmt: skip
+@example(seed=1, tokens=3, kept=0, heads=40, dim=128, window=16, dtype="bf16", given_lse=True)
+def test_queries_into_rings(kept, tokens, **shape):
+    outcome = cases.ring("cpu", tokens=tokens, kept=min(kept, tokens), **shape)
+    assert outcome.ok, outcome
+
+
+@pytest.mark.parametrize("run", [keep_queries.reference, keep_queries.kernel])
+@pytest.mark.parametrize("change, named", [
+    ({"queries": torch.zeros(2, 3, 8)}, "do not fit a ring"), ({"queries": torch.zeros(2, 4, 8).half()}, "float16"),
+    ({"lse": torch.zeros(2, 4)}, "both or neither"), ({"ring": torch.zeros(5, 6, 8, 4).mT}, "must be contiguous"),
+    ({"lse": torch.zeros(2, 3), "lse_ring": torch.zeros(5, 6, 4)}, r"lse \(2, 3\)"),
+])  # fmt: skip
+def test_what_does_not_fit_is_named(run, change, named):
+    at = torch.tensor([1, 2])
+    arguments = {"ring": torch.zeros(5, 6, 4, 8), "queries": torch.zeros(2, 4, 8), "rows": at, "places": at, **change}
+    with pytest.raises(ValueError, match=named):
+        run(**arguments)
