@@ -1,18 +1,18 @@
 """A pool whose tokens come and go, and SGLang's own paged attention backends over it, on the CPU.
 
 The backends are SGLang's classes without their constructors, which want a GPU: every line of their planning runs, with
-Triton's interpreter in place of a GPU, and FlashInfer's wrappers replaced by ones that record and attend in
-plain PyTorch. The reference is a dictionary
-from name to slot, kept beside page table and rows.
+Triton's interpreter in place of a GPU, and FlashInfer's wrappers replaced by ``flashinfer_stand_in``. The reference is a
+dictionary from name to slot, kept beside page table and rows.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 from types import SimpleNamespace
 
+import flashinfer_stand_in
 import torch
+from flashinfer_stand_in import Wrapper
 from sglang.srt.layers.attention import flashinfer_backend, triton_backend
 from sglang.srt.mem_cache import kv_index_translator
 from sglang.srt.mem_cache.kv_loc_plan import IdSpace, IdSpaceKind
@@ -77,71 +77,8 @@ class World:
         return [self.slot_of[name] for name in self.names[row] if name in self.slot_of]
 
 
-def attend(q, k, v, scale, causal):
-    """``[n, Hq, D]`` over ``[m, Hkv, D]``, the last query beside the last key; output and log-sum-exp ``[n, Hq]``, to base 2
-    as FlashInfer's (``lse_base`` of its ``run``)."""
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-    logits = torch.einsum("nhd,mhd->nhm", q, k) * scale
-    if causal:
-        hidden = torch.ones(len(q), len(k), dtype=torch.bool).triu(len(k) - len(q) + 1)
-        logits = logits.masked_fill(hidden[:, None], -torch.inf)
-    lse = torch.logsumexp(logits, dim=-1)
-    return torch.einsum("nhm,mhd->nhd", torch.exp(logits - lse[..., None]).nan_to_num(0), v), lse / math.log(2)
-
-
-def merge(o1, s1, o2, s2):
-    """Attention over two sets of keys from that over each; one of them may be empty."""
-    both = torch.logaddexp2(s1, s2)
-    return o1 * torch.exp2(s1 - both)[..., None] + o2 * torch.exp2(s2 - both)[..., None], both
-
-
-class Wrapper:
-    """In place of a FlashInfer wrapper: keeps the arguments of its planning calls and attends to what was planned."""
-
-    def __init__(self, indices: torch.Tensor | None = None, lanes: int = 0):
-        self.is_cuda_graph_enabled, self._paged_kv_indices_buf = indices is not None, indices
-        self.calls: list[tuple] = []
-        # What FlashInfer's own fast_decode_plan looks at.
-        self._backend = self._requested_backend = "fa2"
-        self._cudnn_auto, self.use_tensor_cores, self._fixed_batch_size, self.device = False, True, lanes, "cpu"
-        self._float_workspace_buffer = self._int_workspace_buffer = self._pin_memory_int_workspace_buffer = None
-        self._cached_module = SimpleNamespace(plan=lambda *args: self.host.append(args))
-        self.host: list[tuple] = []
-
-    def begin_forward(self, *args, **kwargs):
-        self.calls.append(args)
-
-    def forward(self, *args, **kwargs):
-        return self.forward_return_lse(*args, **kwargs)[0]
-
-    def forward_return_lse(self, q, *kv, sm_scale, causal=True, **kwargs):
-        """``kv`` is the pool's pair for a paged wrapper, keys and values of the new tokens for a ragged one."""
-        plan = [x.tolist() for x in self.calls[-1] if isinstance(x, torch.Tensor)]
-        if len(kv) == 2:
-            (k, v), (begin, ends) = kv, plan[:2]
-        else:
-            begin, ends, indices = plan[:3] if len(plan) > 3 else (list(range(len(q) + 1)), *plan[:2])
-            k, v = (x[indices[: ends[-1]]] for x in kv[0])
-        parts = [attend(q[begin[i] : begin[i + 1]], k[ends[i] : ends[i + 1]], v[ends[i] : ends[i + 1]], sm_scale, causal)
-                 for i in range(len(begin) - 1)]  # fmt: skip
-        return torch.cat([o for o, _ in parts]), torch.cat([s for _, s in parts])
-
-
-class HostTorch:
-    """``torch`` for a module that asks for CUDA memory by name."""
-
-    def __getattr__(self, name):
-        return getattr(torch, name)
-
-    @staticmethod
-    def empty(*args, device=None, **kwargs):
-        return torch.empty(*args, device="cpu", **kwargs)
-
-
 def install_hooks(monkeypatch) -> None:
     """The paged hooks of ``hooks.SERVE`` through SGLang's registry, and what the backends miss without a GPU."""
-    import flashinfer
-
     paged = [hook for hook in hooks.SERVE if "TritonAttn" in hook.target or "FlashInferAttn" in hook.target]
     assert len(paged) == 8
     for hook in paged:
@@ -150,10 +87,7 @@ def install_hooks(monkeypatch) -> None:
             HookRegistry.register(target, hook.function, HookType(hook.how))
     HookRegistry.apply_hooks()
     assert {f"sglang.srt.{hook.target}" for hook in paged} <= HookRegistry._patched
-    monkeypatch.setattr(flashinfer_backend, "torch", HostTorch())
-    monkeypatch.setattr(flashinfer_backend, "fast_decode_plan", flashinfer.fast_decode_plan, raising=False)
-    monkeypatch.setattr(flashinfer_backend, "_safe_merge_state", merge, raising=False)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    flashinfer_stand_in.install(lambda *args: monkeypatch.setattr(*args, raising=False))
     alone = SimpleNamespace(dcp_enabled=False, attn_dcp_size=1)
     monkeypatch.setattr(kv_index_translator, "get_parallel", lambda: alone)
 
