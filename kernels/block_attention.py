@@ -72,6 +72,15 @@ def block_attention(
     return _sum_blocks(probs, cells, blocks, block_size)
 
 
+def log_sum_exp(
+    queries: torch.Tensor, keys: torch.Tensor, query_positions: torch.Tensor, key_positions: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """float32 ``[W, Hq]``: natural log-sum-exp of each query's scaled scores over the keys up to its own position, -inf where
+    there is none. Torch; arguments as for :func:`block_attention`."""
+    scores = _scores(queries.float(), keys.float(), query_positions, key_positions, scale)
+    return scores.logsumexp(dim=-1).permute(1, 0, 2).reshape(queries.shape[:2])
+
+
 def block_starts(ordinal: torch.Tensor, blocks: int) -> torch.Tensor:
     """int32 ``[N + 1]``: where in ascending ``ordinal`` each block begins, and its length at the end."""
     edges = torch.arange(blocks + 1, dtype=ordinal.dtype, device=ordinal.device)

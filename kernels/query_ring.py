@@ -42,7 +42,8 @@ def _keep_torch(
 
     Args:
         ring: ``[R, W, Hq, D]``, of one layer, written. queries: ``[T, Hq, D]`` of the same dtype.
-        rows, places: int64 ``[n]``, where each goes. The same place twice holds either query.
+        rows, places: int64 ``[n]``, where each goes. A place that comes twice holds parts of
+            either query.
         tokens: int64 ``[n]``, which of the T; None: the first n.
         lse_ring: float32 ``[R, W, Hq]``, written. lse: float32 ``[T, Hq]``. Both or neither.
 
@@ -56,7 +57,7 @@ def _keep_torch(
         lse_ring[rows, places] = lse[tokens]
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["rows_ptr", "places_ptr", "tokens_ptr"])
 def _keep_kernel(
     ring_ptr, queries_ptr, rows_ptr, places_ptr, tokens_ptr, lse_ring_ptr, lse_ptr, ring_stride_r, ring_stride_w,
     queries_stride, lse_ring_stride_r, lse_ring_stride_w, lse_stride_t, lse_stride_h, NUMBERS: tl.constexpr,

@@ -2,4 +2,17 @@
 
 import os
 
+import pytest
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def pytest_collection_modifyitems(items):
+    """Two processes share the tests (``make test``). A server holds 3 to 4 GB, so tests that keep ``ours`` up, and at times
+    ``stock`` beside it, stay together, and so do those that have one server of their own: at most three are up at a time.
+    Other tests stay with their file."""
+    for item in items:
+        group = item.path.name
+        if item.get_closest_marker("server"):
+            group = "session server" if {"ours", "stock"} & set(item.fixturenames) else "one server"
+        item.add_marker(pytest.mark.xdist_group(group))

@@ -120,6 +120,7 @@ def adopt_layers(result, runner):
     """AFTER ``ModelRunner.init_attention_backends``: look at the built layers, set up rings and evictor, compare ranks."""
     from sglang.srt.layers.radix_attention import RadixAttention
 
+    rejects.refuse_pool(runner.kv_cache_dtype)
     layers = {}
     for module in runner.model.modules():
         if isinstance(module, RadixAttention):

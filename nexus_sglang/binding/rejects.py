@@ -185,10 +185,25 @@ def refuse_layer(layer: Any) -> None:
         found = f"a logit cap of {layer.logit_cap}"
     elif getattr(layer.attn_type, "value", "decoder") != "decoder":
         found = f"{layer.attn_type.value} attention"
+    elif getattr(layer, "k_scale_float", None) not in (None, 1.0):
+        found = f"keys cached at a scale of {layer.k_scale_float:g}"
     if found:
         raise ConfigError(
             f"--kv-policy does not work with this model: layer {layer.layer_id} has {found}. "
             "Recipe: a plain causal MHA or GQA model, or --kv-policy none."
+        )
+
+
+def refuse_pool(dtype: Any) -> None:
+    """Check what the KV pool was built of: ``--kv-cache-dtype auto`` follows the checkpoint.
+
+    Raises:
+        ConfigError: it is quantised.
+    """
+    if dtype.itemsize < 2:
+        raise ConfigError(
+            f"--kv-policy does not work with --kv-cache-dtype auto where the checkpoint makes it {dtype}: block scores need "
+            "unquantised keys. Recipe: --kv-cache-dtype bfloat16."
         )
 
 

@@ -37,7 +37,7 @@ from .sequence import RunningSequence
 logger = logging.getLogger(__name__)
 
 LSE_TOLERANCE = 0.02
-"""What half precision and the order of sums may make of an attention that adds up to 1."""
+"""How far a log-sum-exp of half-precision scores may be off: two hundredths are two per cent of the attention."""
 
 
 class PolicyError(RuntimeError):
@@ -137,6 +137,7 @@ class Evictor:
         except Exception as err:
             logger.warning("nexus: warm-up without effect (%s: %s)", type(err).__name__, err)
         self._nan.zero_()
+        self.window.warm_up()
         self.table.evict(where[:1] * 0, mapped=0)
 
     def after_prefill(self, seq: RunningSequence, protected: int, room: int) -> None:
@@ -258,9 +259,9 @@ class Evictor:
             IntegrityError: the attention backend told another log-sum-exp than that of the row's keys.
         """
         error = lse_error(self.window, self.keys_of, row, self.rows.length[row], tokens.slots, tokens.positions,
-                          tokens.ordinal, tokens.starts, self.config.block_size, self.rows.changed[row])  # fmt: skip
-        if not error <= LSE_TOLERANCE:
-            raise IntegrityError(f"row {row}: by the backend's log-sum-exp a query's attention is off 1 by {error:.3f}")
+                          self.rows.changed[row])  # fmt: skip
+        if error > LSE_TOLERANCE:
+            raise IntegrityError(f"row {row}: the log-sum-exp that the attention backend told is off by {error:.3f}")
 
     def _blocks(self, positions: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Which block each token is in, where blocks start, and their numbers; ``count`` blocks."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from nexus_sglang.kernels.block_attention import MAX_BLOCK_SIZE, block_attention, block_attention_rows
+from nexus_sglang.kernels.block_attention import MAX_BLOCK_SIZE, block_attention, block_attention_rows, log_sum_exp
 from nexus_sglang.kernels.distinctiveness import block_distinctiveness, block_sums
 
 from ..policy.base import Evidence, Policy
@@ -99,24 +99,20 @@ def _attend(
 
 def lse_error(
     window: QueryWindow, keys_of: Callable[[int], torch.Tensor], row: int, length: int, slots: torch.Tensor,
-    positions: torch.Tensor, ordinal: torch.Tensor, starts: torch.Tensor, block_size: int, changed: int,
+    positions: torch.Tensor, changed: int,
 ) -> float:  # fmt: skip
-    """How far what a query pays to all its keys is from 1 under the window's log-sum-exp, at most, averaged over heads and
-    layers; 0 where :func:`measure` would not use it. Waits for the device. Arguments as there."""
-    worst, at = 0.0, window.positions(row, length)
-    if window.first_position(row, length) < changed or block_size > MAX_BLOCK_SIZE:
-        return worst
-    for layer_group in window.groups:
-        if (lse := window.lse(layer_group, row, at)) is None:
+    """Largest difference between the window's log-sum-exp and that of the row's keys, over queries, heads and layers; NaN
+    counts as infinite, and it is 0 where :func:`measure` would not use it. Waits for the device. Arguments as there."""
+    at, worst = window.positions(row, length), []
+    if window.first_position(row, length) < changed:
+        return 0.0
+    for group in window.groups:
+        if (told := window.lse(group, row, at)) is None:
             continue
-        shape, layers, ring, _ = layer_group
-        paid = torch.zeros((len(at), len(starts) - 1), dtype=torch.float32, device=at.device)
-        block_attention_rows(
-            window.queries(ring, row, at), [keys_of(layer) for layer in layers], slots, at, positions, ordinal,
-            len(starts) - 1, block_size, shape.scale, paid, "sum", lse, starts,
-        )  # fmt: skip
-        worst = max(worst, float((paid.sum(dim=1) / (len(layers) * shape.heads) - 1).abs().max()))
-    return worst
+        for layer, queries, lse in zip(group.layers, window.queries(group.ring, row, at), told, strict=True):
+            right = log_sum_exp(queries, keys_of(layer)[slots], at, positions, group.shape.scale)
+            worst.append((lse - right).abs().nan_to_num(torch.inf).max())
+    return float(torch.stack(worst).max()) if worst else 0.0
 
 
 def measure(
@@ -158,9 +154,10 @@ def measure(
     holds = window.first_position(row, length) >= changed
     for layer_group in window.groups:
         shape, layers, ring, _ = layer_group
-        queries, lse = window.queries(ring, row, at), window.lse(layer_group, row, at) if holds else None
+        queries = window.queries(ring, row, at)
         keys, values = [keys_of(layer) for layer in layers], [values_of(layer) for layer in layers]
         if policy.needs_attention:
+            lse = window.lse(layer_group, row, at) if holds else None
             _attend(attention, queries, keys, slots, at, positions, ordinal, starts, blocks, block_size, shape.scale,
                     lse)  # fmt: skip
         if policy.needs_keys:

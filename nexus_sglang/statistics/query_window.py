@@ -110,8 +110,16 @@ class QueryWindow:
         ring, lse_ring = self.rings[layer], self.lse_rings[layer] if lse is not None else None
         keep_queries(ring, queries.to(ring.dtype), plan.rows, plan.slots, plan.tokens, lse_ring, lse)
 
+    def warm_up(self) -> None:
+        """Store zeros in row 0, which is no request's, the way a prefill pass stores queries: its kernel is compiled."""
+        plan = self.plan_extend([0], [0], [self.window], self.device)
+        for group in self.groups:
+            lse = torch.zeros(self.window, group.shape.heads, device=self.device) if group.lse is not None else None
+            self.capture(group.layers[0], torch.zeros_like(group.ring[0, 0]), plan, lse)
+
     def forget_lse(self) -> None:
-        """The backend does not tell it after all."""
+        """The backend does not tell it after all. A CUDA graph may write to the rings all the same, so they stay."""
+        self._retired = self.lse_rings
         self.groups = [group._replace(lse=None) for group in self.groups]
         self.lse_rings = {}
 

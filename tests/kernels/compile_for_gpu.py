@@ -98,8 +98,10 @@ def launch_everything(dtype: torch.dtype, dim: int, reductions: tuple[str, ...])
         page_table.translate.kernel(ids, some)
         page_table.unmap.kernel(ids.clone(), some, ids.clone())
     ring, lse_ring, four = torch.zeros(8, 16, 32, dim, dtype=dtype), torch.zeros(8, 16, 32), ids[:4]
-    for lanes in (4, 3, 1):  # decode batches of any size
+    for lanes in (4, 3, 1):  # decode batches of any size; then as many tokens of a prefill, of one upload
         query_ring.keep_queries.kernel(ring, ring[0, :lanes], four[:lanes], four[:lanes], None, lse_ring, lse_ring[0, :lanes])
+        tokens, rows, places = torch.zeros(3, lanes, dtype=torch.int64)
+        query_ring.keep_queries.kernel(ring, ring[0], rows, places, tokens, lse_ring, lse_ring[0])
 
 
 def all_kernels() -> set[str]:

@@ -10,8 +10,8 @@ import pytest
 
 SHARED_LIMIT = 99 * 1024  # bytes a block may take on the smallest of sm_80 to sm_100 (sm_86, sm_89)
 STACK_LIMIT = 64  # bytes a thread may spill
-ONCE = ("_lse_kernel", "_join_kernel", "_unmap_kernel", "_translate_kernel", "_ranks_kernel", "_draw_kernel", "_keep_kernel")
-"""Kernels of an event or a decode step that one compilation must serve, however long the window and whatever is freed."""
+ONCE = ("_lse_kernel", "_join_kernel", "_unmap_kernel", "_translate_kernel", "_ranks_kernel", "_draw_kernel")
+"""Kernels of an event that one compilation must serve, however long the window and whatever is freed."""
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
@@ -27,3 +27,4 @@ def test_compiles(capability, tmp_path):
     assert not any(one["narrow"] for one in built.values()), f"keys and values are to be read 16 bytes at a time: {built}"
     assert all(len(built[name]["variants"]) == 1 for name in ONCE), built
     assert len(built["_rows_kernel"]["variants"]) <= 2, "one per reduction"
+    assert len(built["_keep_kernel"]["variants"]) == 2, "one for decode, one for prefill"

@@ -1,4 +1,5 @@
-"""S13: answers that together outgrow the pool. Where stock SGLang takes requests back, nexus takes back fewer."""
+"""S13: answers that together outgrow the pool. Where stock SGLang takes requests back, nexus takes back fewer; and those that
+are taken back say the same."""
 
 from __future__ import annotations
 
@@ -42,3 +43,18 @@ def test_fewer_retractions_than_stock_on_the_same_pool(model_path, tokenizer):
         healthy(server)
     assert theirs > 0, "the pool is under pressure"
     assert ours < theirs
+
+
+def test_forced_retraction_gives_the_same_answers(model_path, tokenizer):
+    """S13, S21: retracted requests come back to the reduced cache and say the same."""
+    flags = ("--kv-policy", "nexus", "--dtype", "float32", "--max-total-tokens", "8192", "--chunked-prefill-size",
+             "128", "--max-running-requests", "4")  # fmt: skip
+    prompts = [text_ids(tokenizer, 500, seed=330 + i) for i in range(4)]
+    answers = []
+    for forced in ("0", "1"):
+        env = {**STRICT, "SGLANG_TEST_RETRACT": forced, "SGLANG_TEST_RETRACT_INTERVAL": "3"}
+        with Server(model_path, *flags, env=env) as server:
+            answers.append([output_ids(a) for a in server.generate(prompts, 20)])
+            assert (server.info()["retractions"] > 0) == (forced == "1")
+            healthy(server)
+    assert answers[0] == answers[1]

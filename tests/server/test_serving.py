@@ -7,6 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import requests
 
 from .conftest import WIDE
 from .harness import Server, nexus_of, output_ids, text_ids
@@ -145,24 +146,18 @@ def test_ratio_and_count_budgets_per_request(ours, tokenizer):
         assert held["budget"] == tokens and tokens - 32 < held["resident"] <= tokens + 4
 
 
-def test_without_a_policy_the_package_changes_nothing(stock, model_path, tokenizer):
-    idle = Server(model_path, *WIDE)
-    try:
-        idle.wait()
-        stock.flush()
-        for ids in prompts(tokenizer)[::4]:
-            mine, theirs = idle.generate(ids, 12), stock.generate(ids, 12)
-            assert output_ids(mine) == output_ids(theirs)
-            assert mine["meta_info"]["cached_tokens"] == theirs["meta_info"]["cached_tokens"]
-            assert "nexus" not in mine["meta_info"]
-        import requests
-
-        states = [requests.get(s.url + "/server_info", timeout=60).json()["internal_states"][0] for s in (idle, stock)]
-        assert "nexus" not in states[0]
-        assert states[0]["memory_usage"]["token_capacity"] == states[1]["memory_usage"]["token_capacity"] == 16384
-        assert "RustUnifiedTreeCore" in idle.text() and "RustUnifiedTreeCore" in stock.text()
-    finally:
-        idle.stop()
+def test_without_a_policy_the_package_changes_nothing(model_path, tokenizer):
+    """One server after the other: see ``tests/conftest.py``."""
+    seen = []
+    for env in ({}, {"SGLANG_PLUGINS": "nexus-cpu"}):
+        with Server(model_path, *WIDE, env=env) as server:
+            answers = [server.generate(ids, 12) for ids in prompts(tokenizer)[::4]]
+            state = requests.get(server.url + "/server_info", timeout=60).json()["internal_states"][0]
+            assert "RustUnifiedTreeCore" in server.text()
+        assert "nexus" not in state and not any("nexus" in answer["meta_info"] for answer in answers)
+        assert state["memory_usage"]["token_capacity"] == 16384
+        seen.append([(output_ids(answer), answer["meta_info"]["cached_tokens"]) for answer in answers])
+    assert seen[0] == seen[1]
 
 
 @pytest.mark.parametrize("flags, words", [

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import requests
 
-from .conftest import STRICT
 from .harness import Server, nexus_of, output_ids, text_ids
 
 pytestmark = pytest.mark.server
@@ -204,23 +203,3 @@ def test_pressure_thins_before_it_drops(tight, tokenizer):
     again = tight.generate(sessions[0] + [7, 8, 9], 4, **half)
     assert again["meta_info"]["cached_tokens"] >= 700, "thinner, not gone"
     healthy(tight)
-
-
-def test_forced_retraction_gives_the_same_answers(model_path, tokenizer):
-    """S13, S21: retracted requests come back to the reduced cache and say the same."""
-    flags = ("--kv-policy", "nexus", "--dtype", "float32", "--max-total-tokens", "8192", "--chunked-prefill-size",
-             "128", "--max-running-requests", "4")  # fmt: skip
-    prompts = [text_ids(tokenizer, 500, seed=330 + i) for i in range(4)]
-    answers = []
-    for forced in ("0", "1"):
-        env = {**STRICT, "SGLANG_TEST_RETRACT": forced, "SGLANG_TEST_RETRACT_INTERVAL": "3"}
-        server = Server(model_path, *flags, env=env)
-        try:
-            server.wait()
-            answers.append([output_ids(a) for a in server.generate(prompts, 20)])
-            info = server.info()
-            assert (info["retractions"] > 0) == (forced == "1")
-            healthy(server)
-        finally:
-            server.stop()
-    assert answers[0] == answers[1]

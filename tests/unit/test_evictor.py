@@ -325,10 +325,14 @@ def test_a_log_sum_exp_over_other_keys_is_not_used(monkeypatch):
     assert given[-1], "the row's next owner starts anew"
 
 
-def test_a_wrong_log_sum_exp_is_found_in_debug_mode():
-    b = bench(with_lse=True)
+@pytest.mark.parametrize("wrong", [
+    lambda lse: lse * math.log(2), lambda lse: lse.flip(1), lambda lse: lse + torch.tensor([3, 0]), lambda lse: lse * math.nan,
+])  # fmt: skip
+def test_a_wrong_log_sum_exp_is_found_in_debug_mode(wrong):
+    """Another base, heads in another order, one head alone, no number."""
+    b = bench(with_lse=True, layers=2)
     b.config = b.evictor.config = replace(b.config, debug=True)
     b.evictor.after_prefill(b.sequence(1, 300, budget=80), 0, 0)
-    told, b.log_sum_exp = b.log_sum_exp, lambda *args: told(*args) * math.log(2)
-    with pytest.raises(IntegrityError, match="row 2: by the backend's log-sum-exp a query's attention is off 1 by"):
+    right, b.log_sum_exp = b.log_sum_exp, lambda *args: wrong(right(*args))
+    with pytest.raises(IntegrityError, match="row 2: the log-sum-exp that the attention backend told is off by"):
         b.evictor.after_prefill(b.sequence(2, 300, budget=80), 0, 0)

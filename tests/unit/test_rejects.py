@@ -5,8 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from nexus_sglang.binding.rejects import REFUSALS, choose_backend, refuse, refuse_layer, refuse_model
+from nexus_sglang.binding.rejects import REFUSALS, choose_backend, refuse, refuse_layer, refuse_model, refuse_pool
 from nexus_sglang.config import ConfigError
 
 BAD = {
@@ -115,3 +116,12 @@ def test_layers():
         refuse_layer(SimpleNamespace(**{**plain, "sliding_window_size": 128}))
     with pytest.raises(ConfigError, match="logit cap of 50"):
         refuse_layer(SimpleNamespace(**{**plain, "logit_cap": 50.0}))
+    refuse_layer(SimpleNamespace(**plain, k_scale_float=1.0))
+    with pytest.raises(ConfigError, match="layer 3 has keys cached at a scale of 0.25"):
+        refuse_layer(SimpleNamespace(**plain, k_scale_float=0.25))
+
+
+def test_a_pool_that_the_checkpoint_quantises_is_refused():
+    refuse_pool(torch.bfloat16), refuse_pool(torch.float32)
+    with pytest.raises(ConfigError, match="torch.float8_e4m3fn.*Recipe: --kv-cache-dtype bfloat16"):
+        refuse_pool(torch.float8_e4m3fn)
