@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import torch
 import triton
-from nexus_sglang.kernels import block_attention, compact_rows, distinctiveness, page_table, reservoir, walk_weights
+from nexus_sglang.kernels import block_attention, compact_rows, distinctiveness, page_table, query_ring, reservoir, walk_weights
 
 GIB = 2**30
 
@@ -82,6 +82,12 @@ def other_cases():
     shape = {"rows": b, "tokens": tokens}
     yield "compact_rows", shape, virtual.numel() * (4 + 8 + 8), compact_rows.compact_rows, compacted
     yield "page_table: translate", shape, virtual.numel() * (4 + 8 + 8), page_table.translate, (v2p, virtual)
+    # What every layer does in a decode step of 256 requests, with 32 heads of 128.
+    ring, rows = torch.zeros(257, w, 32, 128, dtype=torch.bfloat16, device="cuda"), torch.arange(1, 257, device="cuda")
+    queries, lse = ring[1:, 0].contiguous(), torch.zeros(256, 32, device="cuda")
+    kept = (ring, queries, rows, rows % w, None, torch.zeros(257, w, 32, device="cuda"), lse)
+    moved = 2 * (queries.numel() * 2 + lse.numel() * 4)
+    yield "query_ring", {"requests": 256}, moved, query_ring.keep_queries, kept
 
 
 def device_us(run: Callable[[], object], repeats: int = 50) -> float:
