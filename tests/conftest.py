@@ -5,6 +5,7 @@ import os
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # two processes of tests, and their servers, share few cores
 
 
 def pytest_collection_modifyitems(items):
