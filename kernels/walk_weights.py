@@ -8,7 +8,8 @@ import triton.language as tl
 
 from .dispatch import dispatch
 
-_TILE = 256
+_CELLS = 2048
+"""Numbers of double precision in a program's tile: 16 a thread."""
 _TINY = 1e-300  # what a row's sum is divided by when the row is empty
 
 
@@ -41,8 +42,9 @@ def _walk_torch(
         state = torch.zeros_like(r[0])
         for row in r[max(window - steps, 0) :]:
             state = state + (1 + torch.dot(row, state)) * row
-        ramp = torch.arange(n, dtype=torch.float64, device=rows.device) / max(n - 1, 1)
-        out[b, :n] = r.mean(dim=0) + walk_weight * state / state.sum().clamp_min(_TINY) + recency_eps * ramp
+        ramp = torch.arange(n, dtype=torch.float64, device=rows.device)
+        walk = state / state.sum().clamp_min(_TINY)
+        out[b, :n] = r.mean(dim=0) + walk_weight * walk + recency_eps * ramp / max(n - 1, 1)
     return out
 
 
@@ -94,10 +96,12 @@ def _walk_kernel(
 def _walk_triton(rows, windows, lengths, candidates, steps, walk_weight, recency_eps):
     batch, width, blocks = rows.shape
     out = torch.zeros((batch, blocks), dtype=torch.float64, device=rows.device)
-    # Floats go in as constants: as arguments Triton would pass them in single precision.
+    rows_p = max(triton.next_power_of_2(width), 16)
+    # Floats go in as constants: as arguments Triton would pass them in single precision. W_P is not below 16, so that a
+    # window that is not full yet takes the kernel compiled for a full one.
     _walk_kernel[(batch,)](
         rows.contiguous(), windows, lengths, candidates.contiguous(), out, width, blocks,
-        W_P=triton.next_power_of_2(width), TILE=_TILE, STEPS=int(steps), WALK_WEIGHT=float(walk_weight),
+        W_P=rows_p, TILE=max(_CELLS // rows_p, 4), STEPS=int(steps), WALK_WEIGHT=float(walk_weight),
         EPS=float(recency_eps), num_warps=4,
     )  # fmt: skip
     return out

@@ -71,7 +71,7 @@ class Counters:
 def forced_blocks(index: torch.Tensor, block_size: int, head: int, recent: int) -> torch.Tensor:
     """bool ``[N]``, of blocks of these numbers: sinks and protected prefix (they begin before position ``head``) and the
     recent window (they end after position ``recent``)."""
-    return (index * block_size < head) | ((index + 1) * block_size > recent)
+    return (index < -(-head // block_size)) | (index >= recent // block_size)
 
 
 class Row(NamedTuple):
@@ -229,19 +229,19 @@ class Evictor:
         if self.config.debug:
             self._require_lse(seq.row, row)
         names = self._names(seq, row, head, recent)
-        count = min(candidates, math.ceil(excess / size))
+        free, count = names.candidates, min(candidates, math.ceil(excess / size))
         places, weighing = self._judge(seq.row, length, row, names, layout.blocks, candidates - count,
                                        self.rows.changed[seq.row])  # fmt: skip
         if check:
             self._require_numbers()
         if whole:
-            gone = self._last(places, names.candidates, candidates - count, count)
+            gone = self._last(places, free, candidates - count, count)
             leaves, freed = (row.starts[gone].long()[:, None] + torch.arange(size, device=gone.device)).flatten(), count * size
             layout.hide(head, recent, count)
         else:
             gone, leaves, freed = self._cut(places, layout, candidates, excess)
         # A forced block has not been judged: its memory starts when it becomes a candidate.
-        self.ledger.write(row.virtual, row.ordinal, *weighing, judged=names.candidates[row.ordinal])
+        self.ledger.write(row.virtual, row.ordinal, *weighing, judged=free[row.ordinal])
         self.table.evict(row.virtual[leaves], mapped=freed)
         self._record(seq, length, row.index[gone], freed)
         return freed

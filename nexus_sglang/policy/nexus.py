@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 
 from .base import HEAD_REDUCTIONS, Blocks, Evidence, Policy, Weighing, check_choice, check_range
-from .draws import uniforms
 from .reductions import flatness
-from .selectors import core_then, interleave, sequential_poisson
-from .walk import normalise_rows, recency, walk
+from .selectors import core_then, interleave, sampling_priorities
+from .walk import window_weights
 
 PEAKED, FLAT = 0.90, 0.95
 """Flatness of the attention part below which values get no share of the room, and above which they get all of theirs."""
@@ -62,17 +60,14 @@ class Nexus(Policy):
         return self.value_share > 0
 
     def weigh(self, evidence: Evidence, blocks: Blocks) -> Weighing:
-        rows = normalise_rows(evidence.attention, blocks.candidates)
-        weights = rows.mean(dim=0) + self.walk_weight * walk(rows, self.walk_steps)
-        weights = weights + recency(blocks.index, self.recency_eps)
+        candidates = blocks.candidates
+        weights = window_weights(evidence.attention, candidates, self.walk_steps, self.walk_weight, self.recency_eps)
         if self.value_share == 0:
             return Weighing(weights)
-        flat = ((flatness(weights, blocks.candidates) - PEAKED) / (FLAT - PEAKED)).clamp(0, 1)
-        # Forced blocks take no place in either order.
-        orders = [order.masked_fill(blocks.forced, -math.inf) for order in (evidence.value_distinctiveness.double(), weights)]
-        return Weighing(interleave(orders, [self.value_share * flat, 1 - self.value_share * flat]))
+        flat = ((flatness(weights, candidates) - PEAKED) / (FLAT - PEAKED)).clamp(0, 1)
+        share = self.value_share * flat
+        return Weighing(interleave([evidence.value_distinctiveness, weights], [share, 1 - share], candidates))
 
     def prioritise(self, weights: torch.Tensor, blocks: Blocks, keep: int) -> torch.Tensor:
-        u = uniforms(blocks.seed, blocks.identity, blocks.event, 1)
-        drawn = sequential_poisson(weights, u, self.sharpness)
+        drawn = sampling_priorities("sequential-poisson", weights, blocks, beta=self.sharpness)
         return core_then(drawn, weights, keep - round(self.sampled_share * keep), blocks.candidates)

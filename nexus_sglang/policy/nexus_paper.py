@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from .base import Blocks, Evidence, Policy, Weighing, check_choice, check_range
-from .draws import uniforms
-from .selectors import exponential_keys
-from .walk import normalise_rows, recency, walk
+from .selectors import sampling_priorities
+from .walk import window_weights
 
 
 @dataclass(frozen=True)
@@ -39,9 +38,8 @@ class NexusPaper(Policy):
         check_choice(self.name, "head_reduction", self.head_reduction, ("mean", "qk"))
 
     def weigh(self, evidence: Evidence, blocks: Blocks) -> Weighing:
-        rows = normalise_rows(evidence.attention)
-        weights = rows.mean(dim=0) + self.walk_weight * walk(rows, self.walk_steps)
-        return Weighing(weights + recency(blocks.index, self.recency_eps))
+        every = torch.ones_like(blocks.forced)
+        return Weighing(window_weights(evidence.attention, every, self.walk_steps, self.walk_weight, self.recency_eps))
 
     def prioritise(self, weights: torch.Tensor, blocks: Blocks, keep: int) -> torch.Tensor:
-        return exponential_keys(weights, uniforms(blocks.seed, blocks.identity, blocks.event, self.draws))
+        return sampling_priorities("exponential-keys", weights, blocks, self.draws)

@@ -73,6 +73,5 @@ def apply_term(weights: torch.Tensor, evidence: Evidence, term: str) -> torch.Te
 def flatness(weights: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Entropy of the weights ``[N]`` over ``mask`` as a share of its maximum: 1 when all are equal, 0 for one alone."""
     kept = weights.double() * mask  # no selection by mask: its size would have to come from the device
-    p = kept / kept.sum().clamp_min(1e-300)
-    entropy = -(p * p.clamp_min(1e-300).log()).sum()
+    entropy = torch.special.entr(kept / kept.sum().clamp_min(1e-300)).sum()
     return (entropy / mask.sum().clamp_min(2).double().log()).clamp(0, 1)

@@ -9,6 +9,17 @@ import math
 
 import torch
 
+from nexus_sglang.kernels import reservoir
+
+from .base import Blocks
+
+
+def sampling_priorities(law: str, weights: torch.Tensor, blocks: Blocks, draws: int = 1, beta: float = 1.0) -> torch.Tensor:
+    """:func:`exponential_keys` or :func:`sequential_poisson` (``law``) with the blocks' own draws, in one launch on a GPU."""
+    event, length = (torch.full((1,), n, dtype=torch.int64, device=weights.device) for n in (blocks.event, len(weights)))
+    identity = blocks.identity[None]
+    return reservoir.priorities(weights[None], identity, event, length, blocks.seed, law, draws, beta)[0]
+
 
 def exponential_keys(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     """Weighted reservoir sampling: log of mean_i u_i**(1/w) (arXiv 2606.23961; n = 1 is Efraimidis-Spirakis 2006).
@@ -48,12 +59,8 @@ def core_then(priority: torch.Tensor, weights: torch.Tensor, core: int, candidat
     """
     if core <= 0:
         return priority
-    ranked = torch.where(candidates, weights.double(), torch.full_like(weights.double(), -math.inf))
-    order = torch.argsort(ranked.flip(0), descending=True, stable=True)
-    sure = (len(ranked) - 1 - order)[:core]
-    out = priority.clone()
-    out[sure] = torch.where(candidates[sure], math.inf, out[sure])  # fewer candidates than core: only those
-    return out
+    place = _places(weights[None], candidates)[0]
+    return torch.where((place < core) & candidates, math.inf, priority)  # fewer candidates than core: only those
 
 
 def sharpen(weights: torch.Tensor, beta: float) -> torch.Tensor:
@@ -62,7 +69,9 @@ def sharpen(weights: torch.Tensor, beta: float) -> torch.Tensor:
     return (w / w.max().clamp_min(1e-300)) ** beta
 
 
-def interleave(orders: list[torch.Tensor], shares: list[float | torch.Tensor]) -> torch.Tensor:
+def interleave(
+    orders: list[torch.Tensor], shares: list[float | torch.Tensor], candidates: torch.Tensor
+) -> torch.Tensor:  # fmt: skip
     """One order out of several, so that whatever is kept holds each order's best in proportion to its share.
 
     Block j stands at ``min_i rank_i(j) / share_i`` (ranks from 1). A block near the top of two orders counts once and
@@ -70,28 +79,27 @@ def interleave(orders: list[torch.Tensor], shares: list[float | torch.Tensor]) -
 
     Args:
         orders: float ``[N]`` each, larger is better, ties in favour of the newer. shares: one number each, not negative and
-            not all 0.
+            not all 0. candidates: bool ``[N]``; other blocks take no place in any order.
 
     Returns:
         float64 ``[N]`` in (0, 1], 1 / standing (scaled): larger is kept first.
     """
     total = sum(shares)
+    ranks = _places(torch.stack([order.double() for order in orders]), candidates).double() + 1
     # A share may be on the device, where a 0 makes every standing infinite; in Python it would be an error.
     standing = [
-        rank(order) * (total / share)
-        for order, share in zip(orders, shares, strict=True)
+        rank * (total / share)
+        for rank, share in zip(ranks, shares, strict=True)
         if isinstance(share, torch.Tensor) or share > 0
     ]
     return 1 / torch.stack(standing).amin(dim=0)
 
 
-def rank(order: torch.Tensor) -> torch.Tensor:
-    """float64 ``[N]``: 1 for the largest; among equals the newer ranks first."""
-    n = order.shape[0]
-    newest_first = torch.argsort(order.double().flip(0), descending=True, stable=True)
-    ranks = torch.empty(n, dtype=torch.float64, device=order.device)
-    ranks[n - 1 - newest_first] = torch.arange(1, n + 1, dtype=torch.float64, device=order.device)
-    return ranks
+def _places(orders: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    """int32 ``[k, N]``: each candidate's place in each order (float ``[k, N]``), from 0 for the largest, among equals the
+    newer first; N for other blocks."""
+    lengths = torch.full((len(orders),), orders.shape[1], dtype=torch.int64, device=orders.device)
+    return reservoir.ranks(orders.double(), candidates.expand(orders.shape), lengths)
 
 
 SELECTORS = ("top-k", "exponential-keys", "sequential-poisson", "core-sampled")

@@ -30,6 +30,5 @@ class VaSE(Policy):
     def weigh(self, evidence: Evidence, blocks: Blocks) -> Weighing:
         attention = reduce_window(evidence.attention.double(), "mean", blocks.candidates)
         drawn = exponential_keys(attention, uniforms(blocks.seed, blocks.identity, blocks.event, 1))
-        # Forced blocks take no place in either order.
-        orders = [order.masked_fill(blocks.forced, -float("inf")) for order in (evidence.value_norm.double(), drawn)]
-        return Weighing(interleave(orders, [self.value_reserve, 1 - self.value_reserve]))
+        orders, shares = [evidence.value_norm, drawn], [self.value_reserve, 1 - self.value_reserve]
+        return Weighing(interleave(orders, shares, blocks.candidates))

@@ -4,6 +4,23 @@ from __future__ import annotations
 
 import torch
 
+from nexus_sglang.kernels.walk_weights import walk_weights
+
+
+def window_weights(
+    rows: torch.Tensor, candidates: torch.Tensor, steps: int, walk_weight: float, recency_eps: float
+) -> torch.Tensor:  # fmt: skip
+    """Mean of the normalised rows + ``walk_weight`` * :func:`walk` + :func:`recency`, in one launch on a GPU.
+
+    Args:
+        rows: float ``[W, N]``, not normalised, newest last. candidates: bool ``[N]``; other blocks take no part.
+
+    Returns:
+        float64 ``[N]``.
+    """
+    window, blocks = (torch.full((1,), n, dtype=torch.int64, device=rows.device) for n in rows.shape)
+    return walk_weights(rows[None], window, blocks, candidates[None], steps, walk_weight, recency_eps)[0]
+
 
 def normalise_rows(rows: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
     """Scale each row of ``[W, N]`` to sum 1, over the blocks of ``mask`` (bool ``[N]``) where given, 0 elsewhere."""

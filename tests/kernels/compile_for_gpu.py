@@ -87,11 +87,13 @@ def launch_everything(dtype: torch.dtype, dim: int, reductions: tuple[str, ...])
             )
     distinctiveness.block_distinctiveness.kernel(pools, ids.int(), torch.tensor([0, 32, 64], dtype=torch.int32), 32)
     weights, everyone = torch.zeros(1, 64), torch.ones(1, 64, dtype=torch.bool)
-    walk_weights.walk_weights.kernel(weights[None], length, length, everyone, 3, 0.5, 1e-6)
+    for window in (16, 5, 1, 128):
+        walk_weights.walk_weights.kernel(torch.zeros(1, window, 64), length, length, everyone, 3, 0.5, 1e-6)
     reservoir.draw.kernel(2**63 + 1, ids[None], length, 5)
     for law in reservoir.LAWS:
         reservoir.priorities.kernel(weights, ids[None], length, length, 1, law, 5, 4.0)
-    reservoir.ranks.kernel(weights.double(), everyone, length)
+    for orders in (1, 2):
+        reservoir.ranks.kernel(weights.double().expand(orders, 64), everyone.expand(orders, 64), length.expand(orders))
     row = ids.int()[None]
     compact_rows.compact_rows.kernel(row, length, ids, row.clone(), row.clone())
     for some in (ids, ids[:1], ids[1:34]):  # as many as an event frees, anywhere in memory

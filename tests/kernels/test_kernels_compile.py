@@ -26,5 +26,6 @@ def test_compiles(capability, tmp_path):
     assert max(one["stack"] for one in built.values()) <= STACK_LIMIT, built
     assert not any(one["narrow"] for one in built.values()), f"keys and values are to be read 16 bytes at a time: {built}"
     assert all(len(built[name]["variants"]) == 1 for name in ONCE), built
+    assert len(built["_walk_kernel"]["variants"]) == 2, "one for windows up to 16, one for 128"
     assert len(built["_rows_kernel"]["variants"]) <= 2, "one per reduction"
     assert len(built["_keep_kernel"]["variants"]) == 2, "one for decode, one for prefill"

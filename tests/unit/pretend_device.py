@@ -22,7 +22,7 @@ WAITS = {_ops._local_scalar_dense, _ops.nonzero, _ops.unique_consecutive, _ops._
          _ops.bincount, _ops.is_nonzero}  # fmt: skip
 """Operations that make the host wait on a real device: their value or their shape comes from it."""
 
-REFERENCES = {"compact_rows._compact_torch", "page_table._unmap_torch"}
+REFERENCES = {"compact_rows._compact_torch", "page_table._unmap_torch", "walk_weights._walk_torch"}
 """Torch references that wait, in whose place Triton kernels run on a GPU (``tests/gpu`` holds those to not waiting)."""
 
 

@@ -13,7 +13,6 @@ from nexus_sglang.policy.selectors import (
     core_then,
     exponential_keys,
     interleave,
-    rank,
     select,
     sequential_poisson,
     sharpen,
@@ -173,8 +172,10 @@ def test_core_is_certain_and_ties_favour_the_newer():
     assert core_then(torch.zeros(5, dtype=torch.float64), w, 99, candidates).isinf().sum() == 4
 
 
-def test_rank_counts_from_the_largest():
-    assert rank(torch.tensor([2.0, 7.0, 2.0, -math.inf])).tolist() == [3, 1, 2, 4]
+def test_interleave_of_one_order_is_that_order_among_the_candidates():
+    order, candidates = torch.tensor([2.0, 9.0, 7.0, 2.0, -math.inf]), torch.tensor([True, False, True, True, True])
+    standing = 1 / interleave([order], [1.0], candidates)
+    assert standing[candidates].tolist() == [3, 1, 2, 4]  # among equals the newer; 9.0 is no candidate and takes no place
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5])
@@ -182,6 +183,7 @@ def test_rank_counts_from_the_largest():
 def test_interleave_gives_each_order_its_share(share, keep):
     n = 200
     orders = [torch.randperm(n, generator=torch.Generator().manual_seed(s)).double() for s in (1, 2)]
-    kept = set(interleave(orders, [1 - share, share]).topk(keep).indices.tolist())
+    every = torch.ones(n, dtype=torch.bool)
+    kept = set(interleave(orders, [1 - share, share], every).topk(keep).indices.tolist())
     for order, part in zip(orders, (1 - share, share), strict=True):
         assert set(order.topk(math.floor(part * keep)).indices.tolist()) <= kept
