@@ -12,10 +12,10 @@ KEY := $(shell cat constraints.txt pyproject.toml | sha256sum | cut -c1-12)
 STAMP := $(VENV)/.complete-$(KEY)
 UNFINISHED := $(VENV)/.unfinished
 
-.PHONY: setup develop model demo serve test test-slow lint help
+.PHONY: setup develop model demo serve test test-slow lint patches help
 
 help:
-	@echo "make setup | model | demo | serve | test | test-slow | lint   (see README.md)"
+	@echo "make setup | model | demo | serve | test | test-slow | lint | patches   (see README.md)"
 
 setup: $(STAMP)
 	@:
@@ -62,3 +62,8 @@ test-slow: setup
 lint: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+
+# After hooks were added or moved: what the hooked functions look like now.
+patches: setup
+	@$(BIN)/python -W ignore -c 'from nexus_sglang.binding.self_check import record; print(record(), end="")' > patches/.new
+	@mv patches/.new patches/sglang-0.5.23.json

@@ -50,7 +50,7 @@ class TokenAmount:
             raw = raw.value
         try:
             value = float(raw) if not isinstance(raw, bool) else math.nan
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             value = math.nan
         if not math.isfinite(value) or value < 0 or (value == 0 and not allow_zero):
             raise ConfigError(f"{flag} {raw!r} is not usable: {hint}")
@@ -66,7 +66,7 @@ def _whole(raw: Any, flag: str, low: int, example: int) -> int:
     try:
         value = int(raw)
         usable = not isinstance(raw, bool) and float(raw) == value and value >= low
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         usable = False
     if not usable:
         raise ConfigError(f"{flag} {raw!r} is not usable: give a whole number of at least {low}, such as {example}")

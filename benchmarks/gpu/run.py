@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 import torch
 import triton
+
 from nexus_sglang.kernels import block_attention, compact_rows, distinctiveness, page_table, query_ring, reservoir, walk_weights
 
 GIB = 2**30

@@ -8,6 +8,15 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "sessions" / "results"
+SOURCES = {
+    "recorded-agents": "The three files are recorded coding-agent sessions of callanjfox/kv-cache-tester (Apache-2.0): prompts "
+    "as hashes of 64-token blocks. They are not in this repository. SHA-256: "
+    "848987a2077f2988, 868a0cab70560a5a, cf97d5ab879ed437.",
+    "tool-dialogues": "The file holds 16 customer-service dialogues with tool calls of sierra-research/tau-bench (MIT), one "
+    'object `{"id": .., "messages": [{"role": .., "content": ..}]}` a line. It is not in this repository. SHA-256: '
+    "aae2ae6d514fd4c7.",
+}
+"""Where recorded workloads come from."""
 
 
 def section(result: dict[str, Any], name: str) -> list[str]:
@@ -21,6 +30,7 @@ def section(result: dict[str, Any], name: str) -> list[str]:
         "",
         f"    {result['command']}",
         "",
+        *([SOURCES[name], ""] if name in SOURCES else []),
         "| | " + " | ".join(systems) + " |",
         "| --- | " + " | ".join("---:" for _ in systems) + " |",
     ]

@@ -18,6 +18,7 @@ def register() -> None:
 
     _install(hooks.LAUNCH)
     Engine.server_args_class = flags.engine_args
+    Engine.server_args = flags.ReadyMadeArgs()
     register_resolution_hook("handle_attention_backend_compatibility")(rejects.choose_backend)
     register_resolution_hook("handle_other_validations")(rejects.validate)
     if flags.current() is not None and _is_worker_process():

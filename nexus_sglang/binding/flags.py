@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from typing import Any
 
 from ..config import ENV_CARRIER, ConfigError, NexusConfig
@@ -115,3 +116,28 @@ def engine_args(engine, **kwargs):
 
     config = config_from({dest(field): kwargs.pop(dest(field)) for field in _HELP if dest(field) in kwargs})
     return stamp(ServerArgs(**kwargs), config)
+
+
+class ReadyMadeArgs:
+    """``Engine.server_args``, set by ``Engine.__init__`` once plugins are loaded: refuses ``kv_*`` keywords beside a
+    ``server_args`` that the caller made, where SGLang reads no other keyword and the engine would serve without eviction.
+
+    Looks at that function's own keywords, for the reason given in :func:`engine_args`.
+    """
+
+    def __get__(self, engine, owner=None):
+        if engine is None:
+            return self
+        if "server_args" not in vars(engine):
+            raise AttributeError("server_args")
+        return vars(engine)["server_args"]
+
+    def __set__(self, engine, value):
+        given = sys._getframe(1).f_locals.get("kwargs") or {}
+        stray = [f"{name}={given[name]!r}" for name in map(dest, _HELP) if given.get(name) is not None]
+        if "server_args" in given and stray:
+            raise ConfigError(
+                f"sgl.Engine(server_args=..., {', '.join(stray)}): SGLang reads no other keyword beside server_args. "
+                f"Give the server's arguments as keywords too: sgl.Engine(model_path=..., {', '.join(stray)})"
+            )
+        vars(engine)["server_args"] = value

@@ -23,7 +23,7 @@ The first is SGLang's default on CUDA, not on ROCm."""
 
 
 class Hook(NamedTuple):
-    """One hooked function: dotted target below ``sglang.srt``, how (``after``, ``around``), what runs."""
+    """One hooked function: dotted target below ``sglang.srt``, how (``before``, ``after``, ``around``), what runs."""
 
     target: str
     how: str
@@ -178,9 +178,9 @@ def name_candidate(original, adder, req, **kwargs):
     return original(adder, req, **kwargs)
 
 
-def count_retraction(result, batch, *args, **kwargs):
-    """AFTER ``ScheduleBatch.retract_decode``."""
-    batch.token_to_kv_pool_allocator.runtime.evictor.counters.retractions += len(result[0])
+def count_retraction(result, *, token_to_kv_pool_allocator, **kwargs):
+    """AFTER ``release_req``, which takes a request back: for want of memory, for one of higher priority, at a pause."""
+    token_to_kv_pool_allocator.runtime.evictor.counters.retractions += 1
 
 
 def count_names(original, observer):
@@ -202,10 +202,15 @@ def count_names(original, observer):
 
 def accept_request(req, scheduler, recv_req, *args, **kwargs):
     """AFTER ``Scheduler._create_generation_req``: read the request's hints; other budgets get their own prefixes."""
+    prompt, room = len(req.origin_input_ids), scheduler.token_to_kv_pool_allocator.runtime.room_without_eviction()
     try:
         req.nexus_hints = hints = request_params.read_hints(req.sampling_params.custom_params)
+        if not hints.evict:
+            request_params.require_room(prompt, room)
     except ConfigError as err:
         req.set_finish_with_abort(str(err))
+        # SGLang goes on to compare these with the prompt, which is one token now, and would answer with that instead.
+        recv_req.logprob_start_len, recv_req.routed_experts_start_len = -1, 0
         return req
     start = recv_req.logprob_start_len
     if recv_req.return_logprob and start is not None and 0 <= start < len(req.origin_input_ids) - 1:
@@ -221,18 +226,13 @@ def accept_request(req, scheduler, recv_req, *args, **kwargs):
 
 
 def fit_request(result, scheduler, req):
-    """AFTER ``Scheduler.init_req_max_new_tokens``: a request that is not to be evicted has to fit the pool."""
+    """AFTER ``Scheduler.init_req_max_new_tokens``: prompt and answer of a request that is not to be evicted have to fit the
+    pool."""
     runtime = scheduler.token_to_kv_pool_allocator.runtime
     if runtime.can_thin(req):
         return
-    prompt, room = len(req.origin_input_ids), runtime.room_without_eviction()
-    if prompt >= room:
-        req.set_finish_with_abort(
-            f"custom_params kv_evict False: the prompt of {prompt} tokens does not fit the KV pool, which has room for "
-            f"{room}. Drop kv_evict, or shorten the prompt"
-        )
-    params = req.sampling_params
-    params.max_new_tokens = min(params.max_new_tokens, max(0, room - prompt))
+    params, room = req.sampling_params, runtime.room_without_eviction() - len(req.origin_input_ids)
+    params.max_new_tokens = min(params.max_new_tokens, max(0, room))
     params.min_new_tokens = min(params.min_new_tokens, params.max_new_tokens)
 
 
@@ -313,7 +313,7 @@ SERVE = (
     Hook("managers.tp_worker.TpModelWorker.forward_batch_generation", "around", run_forward),
     Hook("mem_cache.unified_radix_cache.UnifiedRadixCache.checkpoint_into_tree", "after", tree_took_tokens),
     Hook("managers.schedule_policy.PrefillAdder._check_prefill_budget", "around", name_candidate),
-    Hook("managers.schedule_batch.ScheduleBatch.retract_decode", "after", count_retraction),
+    Hook("managers.schedule_batch.release_req", "after", count_retraction),
     Hook("managers.scheduler_components.pool_stats_observer.SchedulerPoolStatsObserver._get_token_info", "around",
          count_names),
     Hook("managers.scheduler.Scheduler._create_generation_req", "after", accept_request),

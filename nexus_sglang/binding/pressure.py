@@ -1,6 +1,6 @@
 """Memory pressure: thin cold cached nodes block by block before whole leaves go.
 
-The order is SGLang's, with one step before it: thin, then drop leaves (SGLang's own LRU), then retract. A
+The order is SGLang's, with one step before it: thin, then drop leaves (SGLang's own), then retract. A
 conversation that comes back finds its prefix thinner, not gone.
 """
 

@@ -14,7 +14,11 @@ logger = logging.getLogger(__name__)
 
 ATTENTION_BACKENDS = ("torch_native", "triton", "flashinfer")
 """Those with a reader for evicted sequences (``attention_hooks``)."""
-FROZEN_PLANS = "SGLANG_ENABLE_METADATA_GLUE_GRAPH"
+VARIABLES = {
+    "SGLANG_ENABLE_METADATA_GLUE_GRAPH": "a recorded plan would freeze how many tokens are resident",
+    "SGLANG_RUST_SERVER": "it passes no meta_info of plugins on, and serves chats without their pins",
+}
+"""Environment variables that do not go together with a policy, and why."""
 KV_DTYPES = ("auto", "bf16", "bfloat16")
 
 
@@ -97,6 +101,10 @@ REFUSALS = (
             "sessions keep rows of their own", "drop the flag: multi-turn prefixes are shared by the radix cache"),
     Refusal("--enable-streaming-session", _on("enable_streaming_session"),
             "sessions keep rows of their own", "drop the flag: multi-turn prefixes are shared by the radix cache"),
+    Refusal("--smg-grpc-mode", lambda a: a.smg_grpc_mode or a.grpc_mode,
+            "its own request manager serves chats without their pins", "use --grpc-port, which serves gRPC beside HTTP"),
+    Refusal("--enable-mis", _on("enable_mis"),
+            "scoring many items at once switches the radix cache off", "drop the flag, or use --kv-policy none"),
     Refusal("--disable-radix-cache", _on("disable_radix_cache"),
             "eviction works inside the radix cache", "drop the flag, or use --kv-policy none"),
     Refusal("--radix-cache-backend", _on("radix_cache_backend"),
@@ -124,11 +132,10 @@ def refuse(args: Any, model: Any = None) -> None:
             raise ConfigError(f"--kv-policy does not work with {rule.flag}{shown}: {rule.why}. Recipe: {rule.recipe}.")
     for backend in sorted({args.attention_backend, args.prefill_attention_backend, args.decode_attention_backend} - {None}):
         refuse_backend(backend, args)
-    if os.environ.get(FROZEN_PLANS, "").lower() in ("1", "true", "yes", "y"):
-        raise ConfigError(
-            f"--kv-policy does not work with {FROZEN_PLANS}=1: a recorded plan would freeze how many tokens are resident. "
-            "Recipe: unset it."
-        )
+    for variable, why in VARIABLES.items():
+        value = os.environ.get(variable, "")
+        if value.lower() in ("1", "true", "yes", "y"):
+            raise ConfigError(f"--kv-policy does not work with {variable}={value}: {why}. Recipe: unset it.")
     if model is not None:
         refuse_model(model)
 

@@ -28,14 +28,29 @@ class Hints(NamedTuple):
     trace: bool = False
 
 
+def require_room(prompt: int, room: int) -> None:
+    """Check that a prompt of a request with ``kv_evict`` false fits.
+
+    Raises:
+        ConfigError: with the tokens of both.
+    """
+    if prompt >= room:
+        raise ConfigError(
+            f"custom_params kv_evict False: the prompt of {prompt} tokens does not fit the KV pool, which has room for "
+            f"{room}. Drop kv_evict, or shorten the prompt"
+        )
+
+
 def read_hints(params: dict[str, Any] | None) -> Hints:
     """Check the ``kv_*`` keys of a request's ``custom_params``; other keys belong to others.
 
     Raises:
-        ConfigError: unknown ``kv_*`` key or unusable value, with a legal alternative.
+        ConfigError: not an object, unknown ``kv_*`` key, or unusable value, with a legal alternative.
     """
-    if not isinstance(params, dict):
+    if params is None:
         return Hints()
+    if not isinstance(params, dict):
+        raise ConfigError(f'custom_params {params!r} is not usable: give an object such as {{"kv_budget": 0.5}}')
     for key in params:
         if isinstance(key, str) and key.startswith("kv_") and key not in KEYS:
             raise ConfigError(f"custom_params {key!r} is not known: use one of {', '.join(KEYS)}")

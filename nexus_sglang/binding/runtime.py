@@ -172,7 +172,7 @@ class NexusRuntime:
         hints = request_params.hints_of(req)
         budget = self.budget_of(req, prompt)
         pin = self.pin_of(req, budget)
-        req.nexus_sequence = self.sequences[row] = RunningSequence(
+        sequence = self.sequences[row] = RunningSequence(
             rid=req.rid,
             row=row,
             final=self.final_length(req),
@@ -185,7 +185,11 @@ class NexusRuntime:
             trace=hints.trace,
         )
         self.window.begin(row, req.prefix_len)
-        self.evictor.counters.sequences += 1
+        if (before := getattr(req, "nexus_sequence", None)) is not None:  # retracted, and admitted again
+            sequence.carry_over(before)
+        else:
+            self.evictor.counters.sequences += 1
+        req.nexus_sequence = sequence
 
     def shared_length(self, req) -> int:
         """Leading tokens of this request that other readers use too, or are waiting to, in whole blocks: the block

@@ -14,6 +14,8 @@ logger = logging.getLogger(__name__)
 
 RECENT = 256
 """Finished requests remembered for ``/server_info``."""
+PROBES = "HEALTH_CHECK"
+"""How the ids of SGLang's own ``/health`` requests begin; they would displace what people asked."""
 
 
 class RequestLog:
@@ -23,6 +25,8 @@ class RequestLog:
         self.recent: OrderedDict[str, dict[str, Any]] = OrderedDict()
 
     def add(self, rid: str, report: dict[str, Any]) -> None:
+        if rid.startswith(PROBES):
+            return
         self.recent[rid] = report
         while len(self.recent) > RECENT:
             self.recent.popitem(last=False)

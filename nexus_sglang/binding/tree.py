@@ -122,8 +122,8 @@ class NexusTreeCore(UnifiedTreeCore):
         )
 
     def cold_nodes(self, shared: bool) -> list:
-        """Unlocked nodes that hold physical slots, least recently used first; ``shared`` picks those that two
-        prompts go on from, or the others."""
+        """Unlocked nodes that hold physical slots, least recently used first (so SGLang's nodes compare); ``shared`` picks
+        those that two prompts go on from, or the others."""
         nodes = [
             node
             for node in self._node_arena.values()

@@ -43,8 +43,8 @@ class RunningSequence:
         budget_clipped, pin_clipped: more was asked for than the pool can grant.
         floor: what it may hold above its budget, because of a protected prefix (set at each event).
         prefill_left: prompt tokens still to be prefilled. thinned_in_prefill: evicted from between its chunks.
-        peak: most tokens it ever held resident.
-        evictions, tokens_evicted: events so far, and the tokens they took.
+        returned: it was evicted from, retracted, and holds a row again. peak: most tokens it ever held resident.
+        evictions, tokens_evicted: events so far, and the tokens they took; what was computed again may go again.
         layout: what the host knows of its row, or None.
         report: what it held when it left its row, or None while it runs.
     """
@@ -62,6 +62,7 @@ class RunningSequence:
     floor: int = 0
     prefill_left: int = 0
     thinned_in_prefill: bool = False
+    returned: bool = False
     peak: int = 0
     over_budget: bool = False
     evictions: int = 0
@@ -70,6 +71,11 @@ class RunningSequence:
     report: dict | None = None
     _events: list[EvictionEvent] = field(default_factory=list, repr=False)
     _identities: torch.Tensor | None = field(default=None, repr=False)
+
+    def carry_over(self, before: RunningSequence) -> None:
+        """The same request held another row until it was retracted: what is told of it goes on from there."""
+        self.returned, self.peak, self.over_budget = before.evictions > 0, before.peak, before.over_budget
+        self.evictions, self.tokens_evicted, self._events = before.evictions, before.tokens_evicted, before._events
 
     def record(self, length: int, blocks: torch.Tensor, tokens: int, keep: bool) -> None:
         """An event took place. ``blocks`` (int64 ``[k]``, perhaps on the device) are kept only where somebody will ask."""

@@ -13,6 +13,8 @@ REQUEST_SHARE = 1 / 16
 would admit 2,048 requests or more, whose windows can outweigh the pool of a large model."""
 FEWEST_REQUESTS = 64
 """Requests that are admitted even where they take more than that."""
+SMALLEST_CHUNK = 32
+"""Tokens; the smallest ``--chunked-prefill-size`` worth recommending."""
 
 
 def virtual_size(physical: int, config: NexusConfig, context_length: int, max_requests: int) -> int:
@@ -65,9 +67,16 @@ def require_pool(physical: int, config: NexusConfig, chunk: int, overlap: bool) 
     smallest = config.budget_tokens(0) if config.budget.is_fraction else config.budget_tokens(1)
     room, slack = chunk_room(chunk, overlap), 2 * config.block_size
     if physical < smallest + room + slack:
-        chunks = f"2 x {chunk}" if overlap else f"{chunk}"
+        chunks, left = f"2 x {chunk}" if overlap else f"{chunk}", physical - smallest - slack
+        if left >= chunk_room(SMALLEST_CHUNK, overlap):
+            lower = f"--chunked-prefill-size, for example to {max(SMALLEST_CHUNK, left // 4)}"
+        else:
+            lower = (
+                f"what a budget is made of: --kv-budget {config.budget}, --kv-min-tokens {config.min_tokens}, "
+                f"--kv-sink-tokens {config.sink_tokens}, --kv-block-size {config.block_size}"
+            )
         raise ConfigError(
             f"the KV pool of {physical} tokens is too small: budget {smallest} + prefill chunks {chunks} + "
             f"headroom {slack} = {smallest + room + slack}. Raise --max-total-tokens (or --mem-fraction-static), "
-            f"or lower --chunked-prefill-size, for example to {max(32, (physical - smallest - slack) // 4)}"
+            f"or lower {lower}"
         )

@@ -129,3 +129,9 @@ def check_range(policy: str, fieldname: str, value: object, low: float, high: fl
     """Raise ValueError unless value is a number in [low, high]."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
         raise ValueError(f"{policy}: {fieldname} {value!r} is not a number from {low:g} to {high:g}")
+
+
+def check_whole(policy: str, fieldname: str, value: object, low: int, high: int) -> None:
+    """Raise ValueError unless value is a whole number in [low, high]."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ValueError(f"{policy}: {fieldname} {value!r} is not a whole number from {low} to {high}")

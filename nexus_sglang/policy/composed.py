@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .base import HEAD_REDUCTIONS, Blocks, Evidence, Policy, Weighing, check_choice, check_range
+from .base import HEAD_REDUCTIONS, Blocks, Evidence, Policy, Weighing, check_choice, check_range, check_whole
 from .draws import uniforms
 from .reductions import TERMS, WINDOW_REDUCTIONS, apply_term, reduce_window, remember
 from .selectors import SELECTORS, select
@@ -46,13 +46,13 @@ class Composed(Policy):
     def __post_init__(self) -> None:
         check_choice(self.name, "window", self.window, WINDOW_REDUCTIONS)
         check_range(self.name, "decay", self.decay, 0, 1)
-        check_range(self.name, "walk_steps", self.walk_steps, 0, 1024)
+        check_whole(self.name, "walk_steps", self.walk_steps, 0, 1024)
         check_range(self.name, "walk_weight", self.walk_weight, 0, 1e6)
         check_choice(self.name, "head_reduction", self.head_reduction, HEAD_REDUCTIONS)
         check_choice(self.name, "term", self.term, TERMS)
         check_choice(self.name, "selector", self.selector, SELECTORS)
         check_range(self.name, "sharpness", self.sharpness, 0, 64)
-        check_range(self.name, "draws", self.draws, 1, 1024)
+        check_whole(self.name, "draws", self.draws, 1, 1024)
         check_range(self.name, "sampled_share", self.sampled_share, 0, 1)
 
     @property

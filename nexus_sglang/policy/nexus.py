@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .base import HEAD_REDUCTIONS, Blocks, Evidence, Policy, Weighing, check_choice, check_range
+from .base import HEAD_REDUCTIONS, Blocks, Evidence, Policy, Weighing, check_choice, check_range, check_whole
 from .reductions import flatness
 from .selectors import core_then, interleave, sampling_priorities
 from .walk import window_weights
@@ -47,7 +47,7 @@ class Nexus(Policy):
     head_reduction: str = "max"
 
     def __post_init__(self) -> None:
-        check_range(self.name, "walk_steps", self.walk_steps, 0, 1024)
+        check_whole(self.name, "walk_steps", self.walk_steps, 0, 1024)
         check_range(self.name, "walk_weight", self.walk_weight, 0, 1e6)
         check_range(self.name, "recency_eps", self.recency_eps, 0, 1)
         check_range(self.name, "value_share", self.value_share, 0, 1)

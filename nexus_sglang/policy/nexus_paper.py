@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .base import Blocks, Evidence, Policy, Weighing, check_choice, check_range
+from .base import Blocks, Evidence, Policy, Weighing, check_choice, check_range, check_whole
 from .selectors import sampling_priorities
 from .walk import window_weights
 
@@ -31,10 +31,10 @@ class NexusPaper(Policy):
     head_reduction: str = "mean"
 
     def __post_init__(self) -> None:
-        check_range(self.name, "walk_steps", self.walk_steps, 0, 1024)
+        check_whole(self.name, "walk_steps", self.walk_steps, 0, 1024)
         check_range(self.name, "walk_weight", self.walk_weight, 0, 1e6)
         check_range(self.name, "recency_eps", self.recency_eps, 0, 1)
-        check_range(self.name, "draws", self.draws, 1, 1024)
+        check_whole(self.name, "draws", self.draws, 1, 1024)
         check_choice(self.name, "head_reduction", self.head_reduction, ("mean", "qk"))
 
     def weigh(self, evidence: Evidence, blocks: Blocks) -> Weighing:

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from nexus_sglang.kernels import dispatch
 from test_evictor import bench
 
+from nexus_sglang.kernels import dispatch
 from nexus_sglang.policy import POLICIES
 
 pytestmark = [

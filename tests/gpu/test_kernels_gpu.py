@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from nexus_sglang.kernels import (
     block_attention,
     cases,

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import torch
 import triton
-from nexus_sglang.kernels import block_attention, compact_rows, distinctiveness, page_table, query_ring, reservoir, walk_weights
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
+
+from nexus_sglang.kernels import block_attention, compact_rows, distinctiveness, page_table, query_ring, reservoir, walk_weights
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 # A single-precision dot takes the compiler seconds, so it is small and comes once.

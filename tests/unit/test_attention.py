@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nexus_sglang.kernels.block_attention import block_attention
 
 from nexus_sglang.attention.torch_native import decode, extend
+from nexus_sglang.kernels.block_attention import block_attention
 
 
 def naive(q, k, v, key_positions, query_positions, scale):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -41,6 +43,8 @@ def test_budget_as_share_and_as_tokens():
     ("policy_config", "[1]", ["--kv-policy-config [1]", "JSON object"]),
     ("policy_config", '{"walk_wait": 1}', ["'walk_wait'", "walk_weight"]),
     ("policy_config", '{"walk_weight": "much"}', ["walk_weight 'much'"]),
+    ("policy_config", '{"walk_steps": 1.5}', ["walk_steps 1.5", "whole number from 0 to 1024"]),
+    ("window", float("inf"), ["--kv-window inf", "16"]),
 ])  # fmt: skip
 def test_bad_values(field, value, words):
     key = "kv_policy_config" if field == "policy_config" else f"kv_{field}"
@@ -74,6 +78,15 @@ def test_off_means_off(monkeypatch):
     assert current() is None and NO_RESIZE not in os.environ
 
 
+def test_keywords_beside_ready_made_arguments_are_refused():
+    """SGLang would drop them and serve without a policy. In a process of its own: an engine loads plugins."""
+    code = "import sglang; sglang.Engine(server_args=object(), kv_policy='nexus', kv_budget=0.5)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    last = run.stderr.strip().splitlines()[-1]
+    assert run.returncode == 1 and "ConfigError: sgl.Engine(server_args=..., kv_policy='nexus', kv_budget=0.5)" in last
+    assert "sgl.Engine(model_path=..., kv_policy='nexus', kv_budget=0.5)" in last
+
+
 def test_round_trip_through_the_environment():
     config = NexusConfig("nexus", budget=300, recent_tokens=0.5, policy_config={"walk_weight": 1.0})
     assert NexusConfig.from_json(config.to_json()) == config
@@ -96,11 +109,33 @@ def test_capacity():
         require_pool(1000, config, 512, overlap=True)
 
 
+@pytest.mark.parametrize("settings, words", [
+    ({}, "lower --chunked-prefill-size, for example to 202"),
+    ({"min_tokens": 900}, "--kv-min-tokens 900"),
+    ({"budget": 1000}, "--kv-budget 1000"),
+    ({"block_size": 256, "budget": 0.5}, "--kv-block-size 256"),
+    ({"sink_tokens": 900}, "--kv-sink-tokens 900"),
+])  # fmt: skip
+def test_a_small_pool_is_told_what_would_help(settings, words):
+    config = NexusConfig("nexus", **settings)
+    with pytest.raises(ConfigError, match="KV pool of 1000 tokens is too small") as caught:
+        require_pool(1000, config, 512, overlap=True)
+    assert words in str(caught.value)
+    if "chunked" in words:
+        require_pool(1000, config, 202, overlap=True)
+    else:
+        assert "--chunked-prefill-size" not in str(caught.value)
+        with pytest.raises(ConfigError):
+            require_pool(1000, config, 32, overlap=True)
+
+
 @pytest.mark.parametrize("params, word", [
     ({"kv_budgets": 1}, "kv_budget"),
     ({"kv_budget": -1}, "kv_budget -1"),
     ({"kv_evict": "no"}, "true or false"),
     ({"kv_pin_tokens": 1.5}, "kv_pin_tokens 1.5"),
+    ({"kv_budget": 10**400}, "kv_budget 1000"),
+    (["kv_budget"], "custom_params .*give an object"),
 ])  # fmt: skip
 def test_bad_request_hints(params, word):
     with pytest.raises(ConfigError, match=word):

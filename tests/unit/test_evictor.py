@@ -213,6 +213,23 @@ def test_ledger_follows_the_slots():
     assert (~torch.isnan(b.ledger.weight[b.rows.virtual(1)])).sum() == known.sum() - 3
 
 
+def test_what_is_told_of_a_request_goes_on_after_a_retraction():
+    b = bench()
+    seq = b.sequence(1, 300, budget=80)
+    seq.peak = 300
+    b.evictor.after_prefill(seq, protected=0, room=0)
+    again = b.sequence(2, 200, budget=80)
+    again.carry_over(seq)
+    assert (again.evictions, again.peak, again.over_budget) == (1, 300, True)
+    b.evictor.after_prefill(again, protected=0, room=0)
+    assert again.evictions == len(again.events) == 2 and again.tokens_evicted == sum(e.tokens for e in again.events)
+    assert b.evictor.counters.sequences_over_budget == 1
+    within = b.sequence(3, 80 + b.config.block_size - 1, budget=80)
+    within.carry_over(again)
+    b.evictor.after_prefill(within, protected=0, room=0)
+    assert within.evictions == 2, "as in decode, a block goes once a whole one has been gained"
+
+
 def test_block_identity_is_content_and_place():
     tokens = list(range(64))
     first = block_identities(tokens, 8)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from nexus_sglang.kernels.distinctiveness import token_distinctiveness
 
 from nexus_sglang.config import NexusConfig, TokenAmount
 from nexus_sglang.evaluation.choosing import choose_tokens, describe_blocks
@@ -24,6 +23,7 @@ from nexus_sglang.evaluation.report import (
     write_tables,
 )
 from nexus_sglang.evaluation.tasks import TASKS
+from nexus_sglang.kernels.distinctiveness import token_distinctiveness
 from nexus_sglang.policy import Evidence, make_policy
 from nexus_sglang.policy.base import Policy
 from nexus_sglang.statistics.measure import expected_attention, measure

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nexus_sglang.binding.rejects import REFUSALS, choose_backend, refuse, refuse_layer, refuse_model, refuse_pool
+from nexus_sglang.binding.rejects import REFUSALS, VARIABLES, choose_backend, refuse, refuse_layer, refuse_model, refuse_pool
 from nexus_sglang.config import ConfigError
 
 BAD = {
@@ -22,7 +22,7 @@ def arguments(**changes):
     fields.update(
         disaggregation_mode="null", kv_canary="none", kv_cache_dtype="auto", page_size=1, pp_size=1, tp_size=1,
         dcp_size=1, attn_cp_size=1, tokenizer_worker_num=1, attention_backend="torch_native",
-        prefill_attention_backend=None, decode_attention_backend=None, device="cuda",
+        prefill_attention_backend=None, decode_attention_backend=None, device="cuda", grpc_mode=False,
     )  # fmt: skip
     return SimpleNamespace(**{**fields, **changes})
 
@@ -62,12 +62,22 @@ def test_a_prefill_graph_the_model_asked_for_is_refused_too():
         refuse(arguments(cuda_graph_config=SimpleNamespace(prefill=SimpleNamespace(backend="full"))))
 
 
-def test_recorded_plans_are_refused(monkeypatch):
-    monkeypatch.setenv("SGLANG_ENABLE_METADATA_GLUE_GRAPH", "0")
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_variables_are_refused(variable, monkeypatch):
+    monkeypatch.setenv(variable, "0")
     refuse(arguments())
-    monkeypatch.setenv("SGLANG_ENABLE_METADATA_GLUE_GRAPH", "1")
-    with pytest.raises(ConfigError, match="SGLANG_ENABLE_METADATA_GLUE_GRAPH=1.*Recipe: unset it"):
+    monkeypatch.setenv(variable, "true")
+    with pytest.raises(ConfigError, match=f"{variable}=true.*Recipe: unset it"):
         refuse(arguments())
+
+
+def test_what_is_refused_exists():
+    """A rule with a misspelled name would never apply."""
+    from sglang.srt.environ import envs
+    from sglang.srt.server_args import ServerArgs
+
+    assert {rule.flag[2:].replace("-", "_") for rule in REFUSALS} | {"grpc_mode"} <= set(ServerArgs.__struct_fields__)
+    assert all(hasattr(envs, variable) for variable in VARIABLES)
 
 
 @pytest.mark.parametrize("default, flashinfer, chosen", [

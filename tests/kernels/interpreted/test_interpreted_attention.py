@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+
 from nexus_sglang.kernels import block_attention, cases
 from nexus_sglang.kernels.block_attention import block_attention_rows
 

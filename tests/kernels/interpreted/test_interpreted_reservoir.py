@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+
 from nexus_sglang.kernels import cases, reservoir
 
 SEED, BATCH, BLOCKS = st.integers(0, 10_000), st.integers(1, 4), st.integers(1, 600)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+
 from nexus_sglang.kernels import cases, page_table
 from nexus_sglang.kernels.compact_rows import compact_rows
 from nexus_sglang.kernels.query_ring import keep_queries
