@@ -155,6 +155,11 @@ def main() -> int:
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()}, CPU (a rehearsal)",
         "kv_bytes_per_token": token_bytes(config), "systems": {},
     }  # fmt: skip
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+
+    def save() -> None:  # what is there, should it be cut short
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
+
     for name, own in {"stock": (), "nexus": ours}.items():
         with Server(folder, *flags, *own) as server:
             result["systems"][name] = measure(server, config, options)
@@ -163,12 +168,12 @@ def main() -> int:
                 counters.pop("recent_requests")
                 result["systems"][name]["counters"] = counters
                 result["query_window_bytes_per_request"] = counters["query_window_bytes"] // (options.crowd + 1)
+        save()
+    result["nexus_to_stock"] = ratios(*(result["systems"][name] for name in ("nexus", "stock")))
+    save()
     with Server(folder, *flags, *ours, env={"NEXUS_SGLANG_TIMING": "1"}) as server:
         result["eviction_in_decode"] = evicting_share(server, config, options)
-    stock, nexus = (result["systems"][name] for name in ("stock", "nexus"))
-    result["nexus_to_stock"] = ratios(*(result["systems"][name] for name in ("nexus", "stock")))
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    save()
     print(json.dumps(result["nexus_to_stock"], indent=1))
     return 0
 

@@ -26,8 +26,9 @@ class BlockLedger:
 
     def forget(self, virtual: torch.Tensor) -> None:
         """These ids name new tokens now."""
-        self.memory[virtual] = torch.nan
-        self.weight[virtual] = torch.nan
+        # Not by indexing: on a GPU that makes a number on the CPU and waits for its copy, at every allocation.
+        self.memory.index_fill_(0, virtual, torch.nan)
+        self.weight.index_fill_(0, virtual, torch.nan)
 
     def read(self, first: torch.Tensor) -> torch.Tensor:
         """float32 ``[N, width]`` for the blocks whose first resident slot is ``first`` (int64 ``[N]``)."""

@@ -6,7 +6,12 @@ import pytest
 import torch
 from pretend_device import DEVICE, PretendDevice
 from test_evictor import bench
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
 
+from nexus_sglang.memory.ledger import BlockLedger
+from nexus_sglang.memory.page_table import PageTable
 from nexus_sglang.policy import POLICIES
 
 READ = ["transfer.download", "transfer.download"]
@@ -63,6 +68,31 @@ def test_rows_grow_in_decode_without_a_wait():
         b.rows.extend([1, 3], [41, 6])
         assert device.waits == []
         b.rows.check_integrity(), b.table.check_integrity()
+
+
+class CpuArguments(TorchDispatchMode):
+    """Operations on CUDA tensors that were given one on the CPU, which PyTorch copies and waits for."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kinds = {x.device.type for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)}
+        if kinds == {"cpu", "cuda"}:
+            self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_giving_out_ids_copies_nothing_from_the_host():
+    """PyTorch makes a number assigned by index a CPU tensor where the target is on CUDA, so no other device shows it."""
+    with FakeTensorMode(), CpuArguments() as given:
+        for width in (0, 2):
+            table, ledger = PageTable(64, 32, "cuda"), BlockLedger(64, width, "cuda")
+            ledger.forget(table.allocate(5))
+        assert given.seen == []
+        ledger.weight[table.allocate(5)] = torch.nan
+        assert given.seen == ["aten.index_put_.default"]
 
 
 def test_the_pretended_device_finds_faults():
