@@ -48,7 +48,7 @@ model: setup
 	@$(BIN)/nexus-sglang model smollm2-135m
 
 demo: setup
-	@$(BIN)/nexus-sglang demo $(ARGS)
+	@$(BIN)/python examples/demo.py $(ARGS)
 
 serve: setup
 	@$(BIN)/nexus-sglang serve $(ARGS)
@@ -65,5 +65,5 @@ lint: setup
 
 # After hooks were added or moved: what the hooked functions look like now.
 patches: setup
-	@$(BIN)/python -W ignore -c 'from nexus_sglang.binding.self_check import record; print(record(), end="")' > patches/.new
+	@$(BIN)/python -W ignore -c 'from nexus_sglang.sglang_plugin.self_check import record; print(record(), end="")' > patches/.new
 	@mv patches/.new patches/sglang-0.5.23.json

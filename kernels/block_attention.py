@@ -162,7 +162,9 @@ def _rows_torch(
 
 
 @triton.jit
-def _load_queries(q_ptr, w, g, head, window, stride_w, stride_h, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_P: tl.constexpr):
+def _load_queries(
+    q_ptr, w, g, head, window, stride_w, stride_h, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_P: tl.constexpr
+):
     """``[rows, DIM_P]``: query w, head ``head * GROUP + g`` per row, zeros where there is none."""
     d = tl.arange(0, DIM_P)
     there = ((w < window) & (g < GROUP))[:, None] & (d < DIM)[None, :]
@@ -200,7 +202,9 @@ def _lse_kernel(
     pool_ptr = layer_pool(pools_ptr, layer, DTYPE, ALIGNED)
     lane = tl.arange(0, WINDOW_TILE * GROUP_P)
     w, g = (tl.program_id(2) % window_tiles) * WINDOW_TILE + lane // GROUP_P, lane % GROUP_P
-    q = _load_queries(q_ptr + layer.to(tl.int64) * q_stride_l, w, g, head, window, q_stride_w, q_stride_h, GROUP, DIM, DIM_P)
+    q = _load_queries(
+        q_ptr + layer.to(tl.int64) * q_stride_l, w, g, head, window, q_stride_w, q_stride_h, GROUP, DIM, DIM_P
+    )
     seen_to = tl.load(query_positions_ptr + w, mask=w < window, other=-1)
     top = tl.full((WINDOW_TILE * GROUP_P,), float("-inf"), tl.float32)
     total = tl.zeros((WINDOW_TILE * GROUP_P,), tl.float32)
@@ -263,7 +267,9 @@ def _rows_kernel(
                 q, seen_to, pool_ptr, slots_ptr, key_positions_ptr, t, inside, head, pool_stride_s, pool_stride_h,
                 scale, DIM, DIM_P, UPCAST,
             )  # fmt: skip
-            total = tl.load(lse_ptr + (layer * window + w) * HEADS + head * GROUP + g, mask=real, other=0.0).to(tl.float32)
+            total = tl.load(lse_ptr + (layer * window + w) * HEADS + head * GROUP + g, mask=real, other=0.0).to(
+                tl.float32
+            )
             # A query that sees nothing has -inf here, and -inf - -inf is NaN; lanes of no head must not win a maximum.
             shift = tl.where(total == float("-inf"), 0.0, total)
             probs = tl.where(real[:, None], tl.exp(scores - shift[:, None]), 0.0)

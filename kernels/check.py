@@ -108,7 +108,7 @@ def run_all(device: str) -> bool:
     Returns:
         Whether all kernels are within tolerance.
     """
-    from .cases import KERNELS
+    from .check_cases import KERNELS
 
     print(f"{'kernel':24}{'cases':>6}{'worst error':>14}{'tolerance':>12}{'seconds':>9}  ok")
     good = True
@@ -123,7 +123,10 @@ def run_all(device: str) -> bool:
         worst = max((outcome.error for outcome in outcomes), default=float("nan"))
         allowed = outcomes[0].tolerance if outcomes else float("nan")
         took = time.monotonic() - started
-        print(f"{name:24}{len(shapes):>6}{worst:>14.2g}{allowed:>12.0e}{took:>9.1f}  {'yes' if fine else 'NO'}", flush=True)
+        print(
+            f"{name:24}{len(shapes):>6}{worst:>14.2g}{allowed:>12.0e}{took:>9.1f}  {'yes' if fine else 'NO'}",
+            flush=True,
+        )
         good &= fine
     return good
 

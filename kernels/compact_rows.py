@@ -39,7 +39,9 @@ def _compact_torch(
     return torch.tensor(counts, dtype=torch.int64, device="cpu").to(v2p.device)
 
 
-@triton.jit(do_not_specialize=["width", "tiles"], do_not_specialize_on_alignment=["virtual_ptr", "slots_ptr", "positions_ptr"])
+@triton.jit(
+    do_not_specialize=["width", "tiles"], do_not_specialize_on_alignment=["virtual_ptr", "slots_ptr", "positions_ptr"]
+)
 def _compact_kernel(
     v2p_ptr, virtual_ptr, lengths_ptr, ends_ptr, slots_ptr, positions_ptr, width, stride, tiles, TILE: tl.constexpr
 ):  # fmt: skip

@@ -67,7 +67,9 @@ def _load_vectors(pool_ptr, slots_ptr, t, inside, head, stride_s, stride_h, DIM:
     d = tl.arange(0, DIM_P)
     slot = tl.load(slots_ptr + t, mask=inside, other=0).to(tl.int64)
     there = inside[:, None] & (d < DIM)[None, :]
-    x = tl.load(pool_ptr + (slot * stride_s + head * stride_h)[:, None] + d[None, :], mask=there, other=0.0).to(tl.float32)
+    x = tl.load(pool_ptr + (slot * stride_s + head * stride_h)[:, None] + d[None, :], mask=there, other=0.0).to(
+        tl.float32
+    )
     return x, tl.maximum(tl.sqrt(tl.sum(x * x, axis=1)), 1e-12)
 
 
@@ -136,7 +138,11 @@ def _distinctiveness_triton(
     dim_p, block_p = triton.next_power_of_2(dim), triton.next_power_of_2(block_size)
     split = _SPLIT * max(1, triton.cdiv(tokens, _SPLIT * _SPLITS))
     new = lambda *shape: torch.empty(shape, dtype=torch.float32, device=pool.device)  # noqa: E731
-    partial, anchor, out = new(triton.cdiv(tokens, split), layers, heads, dim_p), new(layers, heads, dim_p), new(layers, blocks)
+    partial, anchor, out = (
+        new(triton.cdiv(tokens, split), layers, heads, dim_p),
+        new(layers, heads, dim_p),
+        new(layers, blocks),
+    )
     slots, strides = slots.contiguous(), (pool.stride(0), pool.stride(1))
     sizes = {"HEADS": heads, "DIM": dim, "DIM_P": dim_p, **typed}
     _directions_kernel[(heads, len(partial), layers)](

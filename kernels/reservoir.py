@@ -213,7 +213,9 @@ priorities = dispatch(_priorities_torch, _priorities_triton)
 ranks = dispatch(_ranks_torch, _ranks_triton)
 
 
-def select_largest(values: torch.Tensor, eligible: torch.Tensor, lengths: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+def select_largest(
+    values: torch.Tensor, eligible: torch.Tensor, lengths: torch.Tensor, keep: torch.Tensor
+) -> torch.Tensor:
     """bool ``[B, N]``: the ``keep`` (int ``[B]``, on the device) first of :data:`ranks`; all if fewer are eligible."""
     order = ranks(values, eligible, lengths)
     return (order < keep[:, None]) & (order < values.shape[1])

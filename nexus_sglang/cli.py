@@ -8,10 +8,10 @@ import json
 import os
 import sys
 
-from . import __version__, demo
+from . import __version__
 from .config import ConfigError
-from .evaluation.suite import command as suite
-from .models import MODELS, ModelError, ensure_model
+from .evaluation import command as suite
+from .harness.models import MODELS, ModelError, ensure_model
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -24,7 +24,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="nexus-sglang", description="KV-cache eviction inside SGLang's radix cache.")
     parser.add_argument("--version", action="version", version=f"nexus-sglang {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (_add_model, _add_policies, demo.add_commands, suite.add_command):  # each sets run=function(args) -> exit status
+    for add in (_add_model, _add_policies, suite.add_command):  # each sets run=function(args) -> exit status
         add(commands)
     args = parser.parse_args(argv)
     try:

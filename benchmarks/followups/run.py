@@ -14,9 +14,9 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from nexus_sglang.evaluation.server import Server
-from nexus_sglang.evaluation.tasks import TASKS, Sample
-from nexus_sglang.models import ensure_model
+from nexus_sglang.evaluation.recall import TASKS, Sample
+from nexus_sglang.harness.models import ensure_model
+from nexus_sglang.harness.server import Server
 
 HERE = Path(__file__).resolve().parent
 DOC = HERE.parents[1] / "docs" / "followups.md"
@@ -85,7 +85,12 @@ def main() -> int:
 
     model = str(ensure_model("smollm2-135m"))
     tokenizer = AutoTokenizer.from_pretrained(model)
-    hints = {"full": {"kv_evict": False}, "0.5": {"kv_budget": 0.5}, "0.2": {"kv_budget": 0.2}, "0.1": {"kv_budget": 0.1}}
+    hints = {
+        "full": {"kv_evict": False},
+        "0.5": {"kv_budget": 0.5},
+        "0.2": {"kv_budget": 0.2},
+        "0.1": {"kv_budget": 0.1},
+    }
     systems: dict[str, list] = {name: [] for name in hints}
     flags = ("--kv-policy", options.policy, "--max-total-tokens", "16384", "--chunked-prefill-size", "4096")
     with Server(model, *flags, "--max-running-requests", "4") as server:
@@ -96,7 +101,10 @@ def main() -> int:
             server.flush()
             print(f"{seed - options.first_seed + 1}/{options.samples}", flush=True)
     table = {
-        name: {f"question {turn}": sum(r["right"] for r in rows if r["turn"] == turn) / options.samples for turn in (1, 2, 3)}
+        name: {
+            f"question {turn}": sum(r["right"] for r in rows if r["turn"] == turn) / options.samples
+            for turn in (1, 2, 3)
+        }
         for name, rows in systems.items()
     }
     command = f"python benchmarks/followups/run.py --samples {options.samples} --tokens {options.tokens}"

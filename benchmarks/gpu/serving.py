@@ -25,8 +25,8 @@ from typing import Any
 
 import torch
 
-from nexus_sglang.evaluation.client import stream_generate
-from nexus_sglang.evaluation.server import Server
+from nexus_sglang.harness.client import stream_generate
+from nexus_sglang.harness.server import Server
 
 SHAPES = {
     "llama-8b": {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
@@ -40,7 +40,9 @@ def make_model(shape: str, folder: str) -> dict[str, Any]:
     """Write a config of this shape for ``--load-format dummy``; returns it."""
     from transformers import LlamaConfig
 
-    config = LlamaConfig(max_position_embeddings=131_072, architectures=["LlamaForCausalLM"], dtype="bfloat16", **SHAPES[shape])
+    config = LlamaConfig(
+        max_position_embeddings=131_072, architectures=["LlamaForCausalLM"], dtype="bfloat16", **SHAPES[shape]
+    )
     config.save_pretrained(folder)
     return config.to_dict()
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from benchmarks.offline.choosing import choose_tokens, describe_blocks
+from benchmarks.offline.reader import Prefix, Reader
 from nexus_sglang.config import NexusConfig, TokenAmount
-from nexus_sglang.evaluation.choosing import choose_tokens, describe_blocks
-from nexus_sglang.evaluation.reader import Prefix, Reader
 from nexus_sglang.policy import Evidence, make_policy
 from nexus_sglang.policy.base import Policy
 

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from nexus_sglang.evaluation.suite.documents import make_document
-from nexus_sglang.evaluation.suite.scoring import match_all, match_part
-from nexus_sglang.evaluation.tasks import TASKS
+from nexus_sglang.evaluation.documents import make_document
+from nexus_sglang.evaluation.recall import TASKS
+from nexus_sglang.evaluation.scoring import match_all, match_part
 
 TOKENS = 1024
 FIRST_SEED = 310_000
@@ -71,7 +71,7 @@ def main() -> int:
 
     from transformers import AutoTokenizer
 
-    from nexus_sglang.models import ensure_model
+    from nexus_sglang.harness.models import ensure_model
 
     tokenizer = AutoTokenizer.from_pretrained(ensure_model(options.model))
     prompts = list(make_prompts(lambda text: tokenizer.encode(text, add_special_tokens=False)))

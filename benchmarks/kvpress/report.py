@@ -6,7 +6,7 @@ import math
 import textwrap
 from typing import Any, NamedTuple
 
-from nexus_sglang.evaluation.report import mean_and_error, wilson
+from nexus_sglang.evaluation.intervals import mean_and_error, wilson
 
 Z = 1.959964
 
@@ -121,7 +121,9 @@ def by_task(answers: Answers, budgets: list[float]) -> list[str]:
     body = []
     for name, pair, budget in _lines(budgets):
         sides = answers.pair(pair, budget)
-        body.append([name, *(" / ".join(str(sum(side[i] for i in places)) for side in sides) for places in at.values())])
+        body.append(
+            [name, *(" / ".join(str(sum(side[i] for i in places)) for side in sides) for places in at.values())]
+        )
     return table(["right, kvpress / ours", *(f"{name} (of {len(places)})" for name, places in at.items())], body)
 
 
@@ -141,7 +143,9 @@ CONTROLS = (
     Control("kvpress SnapKV", "kvpress", "snapkv", "token", HEAD, "64"),
     Control("kvpress SnapKV, our window", "kvpress", "snapkv, window 16", "token", HEAD, "16"),
     Control("kvpress ChunkKV on SnapKV", "kvpress", "snapkv, chunks of 32", "32 tokens", LAYER, "64"),
-    Control("kvpress ChunkKV on SnapKV, our window", "kvpress", "snapkv, window 16, chunks of 32", "32 tokens", LAYER, "16"),
+    Control(
+        "kvpress ChunkKV on SnapKV, our window", "kvpress", "snapkv, window 16, chunks of 32", "32 tokens", LAYER, "16"
+    ),
     Control("ours `snapkv`, blocks of 1", "offline", "snapkv, blocks of 1", "token", SHARED, "16"),
     Control("**ours `snapkv`**", "ours", "snapkv", "32 tokens", SHARED, "16"),
     Control("ours `snapkv`, their window", "offline", "snapkv, window 64", "32 tokens", SHARED, "64"),
@@ -277,7 +281,9 @@ def _differences(answers: Answers, budget: float, dtype: str) -> list[str]:
         """Right answers of both and the sign test between them."""
         pairs = list(zip(answers.right(*one, budget), answers.right(*other, budget), strict=True))
         p = probability(pairs.count((True, False)), pairs.count((False, True)))
-        return f"{sum(a for a, _ in pairs)} against {sum(b for _, b in pairs)} (p {p if p.startswith('<') else '= ' + p})"
+        return (
+            f"{sum(a for a, _ in pairs)} against {sum(b for _, b in pairs)} (p {p if p.startswith('<') else '= ' + p})"
+        )
 
     k, s, o = (lambda system, side=side: (side, system) for side in ("kvpress", "ours", "offline"))
     window, chunks, single = k("snapkv, window 16"), k("snapkv, window 16, chunks of 32"), o("snapkv, blocks of 1")

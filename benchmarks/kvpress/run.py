@@ -16,13 +16,10 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from prompts import SCORES, digest, read_prompts
-from report import render
-
-from nexus_sglang.evaluation.server import Server
-from nexus_sglang.models import ensure_model
+from benchmarks.kvpress.prompts import SCORES, digest, read_prompts
+from benchmarks.kvpress.report import render
+from nexus_sglang.harness.models import ensure_model
+from nexus_sglang.harness.server import Server
 
 HERE = Path(__file__).resolve().parent
 DOC = HERE.parents[1] / "docs" / "kvpress.md"

@@ -11,10 +11,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-from nexus_sglang.evaluation.experiment import SETTINGS, Contestant, Reference, run_sample
-from nexus_sglang.evaluation.reader import Reader
-from nexus_sglang.evaluation.tasks import TASKS
-from nexus_sglang.models import ensure_model
+from benchmarks.offline.experiment import SETTINGS, Contestant, Reference, run_sample
+from benchmarks.offline.reader import Reader
+from nexus_sglang.evaluation.recall import TASKS
+from nexus_sglang.harness.models import ensure_model
 
 SHARES = [0.1, 0.2, 0.5]
 
@@ -57,7 +57,9 @@ def run_all(
         else:
             records += fresh
         save(records, path)
-        print(f"{number + 1}/{len(plan)} {task} {seed}: {len(missing)} labels, {time.time() - started:.0f} s", flush=True)
+        print(
+            f"{number + 1}/{len(plan)} {task} {seed}: {len(missing)} labels, {time.time() - started:.0f} s", flush=True
+        )
 
 
 def _labels(record: dict) -> set[str]:

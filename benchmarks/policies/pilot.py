@@ -17,15 +17,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from common import SHARES, open_reader
 
+from benchmarks.offline.choosing import choose_blocks, describe_blocks
+from benchmarks.offline.experiment import Contestant
+from benchmarks.offline.reader import Prefix, Reader
+from benchmarks.policies.common import SHARES, open_reader
 from nexus_sglang.config import NexusConfig, TokenAmount
-from nexus_sglang.evaluation.choosing import choose_blocks, describe_blocks
-from nexus_sglang.evaluation.experiment import Contestant
-from nexus_sglang.evaluation.reader import Prefix, Reader
-from nexus_sglang.evaluation.tasks import TASKS, Question, Sample
+from nexus_sglang.evaluation.recall import TASKS, Question, Sample
+from nexus_sglang.evidence.measure import NEEDS
 from nexus_sglang.policy import make_policy
-from nexus_sglang.statistics.measure import NEEDS
 
 FIRST_SEED = 600_000
 BLOCK = 32
@@ -42,7 +42,9 @@ def variants() -> dict[str, Contestant]:
         return Contestant(make_policy("nexus", {"sampled_share": 0, **fields}), TokenAmount(recent))
 
     out = {f"nexus, values {v}": nexus(value_share=v) for v in (0, 0.3, 0.6, 1.0)}
-    out |= {f"nexus, {h} over heads, values {v}": nexus(head_reduction=h, value_share=v) for h in HEADS for v in (0, 0.6)}
+    out |= {
+        f"nexus, {h} over heads, values {v}": nexus(head_reduction=h, value_share=v) for h in HEADS for v in (0, 0.6)
+    }
     out |= {f"nexus, walk {w}, values {v}": nexus(walk_weight=w, value_share=v) for w in (0, 2.0) for v in (0, 0.6)}
     for share in (0.1, 0.25, 0.5, 1.0):
         for beta in (1.0, 4.0, 8.0):
@@ -142,7 +144,8 @@ def stream(reader: Reader, ids: list[int], entries: dict[str, Contestant], neede
                 run.step(prefix, identities)
     left = {label: [set((run.resident // BLOCK).tolist()) for run in pair] for label, pair in runs.items()}
     return {
-        label: sum(want <= have for have in sets for want in needed) / (len(sets) * len(needed)) for label, sets in left.items()
+        label: sum(want <= have for have in sets for want in needed) / (len(sets) * len(needed))
+        for label, sets in left.items()
     }
 
 

@@ -11,11 +11,10 @@ import argparse
 import json
 from pathlib import Path
 
-from common import open_reader, run_all, save
-
-from nexus_sglang.evaluation.experiment import SETTINGS, Contestant, Reference
-from nexus_sglang.evaluation.references import REFERENCES
-from nexus_sglang.evaluation.report import write_tables
+from benchmarks.offline.experiment import SETTINGS, Contestant, Reference
+from benchmarks.offline.references import REFERENCES
+from benchmarks.offline.tables import write_tables
+from benchmarks.policies.common import open_reader, run_all, save
 from nexus_sglang.policy import POLICIES, make_policy
 
 FIRST_SEED = 100_000

@@ -11,11 +11,10 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from common import SHARES, open_reader, save
-
-from nexus_sglang.evaluation.experiment import Contestant, run_sample
-from nexus_sglang.evaluation.suite.documents import make_document
-from nexus_sglang.evaluation.tasks import TASKS, Question, Sample
+from benchmarks.offline.experiment import Contestant, run_sample
+from benchmarks.policies.common import SHARES, open_reader, save
+from nexus_sglang.evaluation.documents import make_document
+from nexus_sglang.evaluation.recall import TASKS, Question, Sample
 from nexus_sglang.policy import make_policy
 
 OUT = Path(__file__).with_name("values.json")
@@ -51,7 +50,9 @@ def main() -> None:
         for seed in range(first, first + passages):
             if not any((record["kind"], record["seed"]) == (name, seed) for record in records):
                 for sample in samples(kind, tokens, seed, lambda text: len(reader.ids(text))):
-                    records += [{"kind": name, **record} for record in run_sample(reader, sample, contestants(), SHARES)]
+                    records += [
+                        {"kind": name, **record} for record in run_sample(reader, sample, contestants(), SHARES)
+                    ]
                 save(records, OUT)
                 print(name, seed, flush=True)
 

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from run import STRICT, memory_check
-from workloads import text
 
-from nexus_sglang.evaluation.client import stream_generate
-from nexus_sglang.evaluation.server import Server
-from nexus_sglang.models import ensure_model
+from benchmarks.sessions.run import STRICT, memory_check
+from benchmarks.sessions.workloads import text
+from nexus_sglang.harness.client import stream_generate
+from nexus_sglang.harness.models import ensure_model
+from nexus_sglang.harness.server import Server
 
 
 def cpu_seconds(server: Server) -> float:
@@ -83,7 +83,9 @@ def measure(server: Server, tokenizer: Any, options: argparse.Namespace) -> dict
         phases[name] = phase(server, distinct(tokenizer, count, length, seed), tokens)
     ratios = {}
     for name in ("during", "after"):
-        ratios[f"tokens_per_s_{name}_to_before"] = round(phases[name]["tokens_per_s"] / phases["before"]["tokens_per_s"], 3)
+        ratios[f"tokens_per_s_{name}_to_before"] = round(
+            phases[name]["tokens_per_s"] / phases["before"]["tokens_per_s"], 3
+        )
         spent = phases[name]["cpu_s_per_token"] / phases["before"]["cpu_s_per_token"]
         ratios[f"cpu_per_token_{name}_to_before"] = round(spent, 3)
     return {"phases": phases, "ratios": ratios}

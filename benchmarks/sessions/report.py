@@ -69,7 +69,9 @@ def section(result: dict[str, Any], name: str) -> list[str]:
 def checks(systems: dict[str, Any]) -> str:
     """What SGLang's own memory accounting said."""
     seen = {name: s["memory_check"] for name, s in systems.items()}
-    said = "; ".join(f"{name}: {check['checks']:,} checks, {check['violations']} violations" for name, check in seen.items())
+    said = "; ".join(
+        f"{name}: {check['checks']:,} checks, {check['violations']} violations" for name, check in seen.items()
+    )
     (setting,) = {f"{k}={v}" for check in seen.values() for k, v in check["environment"].items()}
     return f"SGLang's accounting, checked after each pass (`{setting}`): {said}."
 
@@ -130,7 +132,9 @@ def table_of_turns(result: dict[str, Any]) -> list[str]:
     for key in sorted(stock):
         a, b = stock[key], ours[key]
         if "error" in a or "error" in b:
-            lines.append(f"| {key[0] + 1} | {key[1]} | {a['prompt']:,} | {a.get('error', '')} | {b.get('error', '')} | | |")
+            lines.append(
+                f"| {key[0] + 1} | {key[1]} | {a['prompt']:,} | {a.get('error', '')} | {b.get('error', '')} | | |"
+            )
             continue
         lines.append(
             f"| {key[0] + 1} | {key[1]} | {a['prompt']:,} | {a['cached']:,} | {b['cached']:,} "

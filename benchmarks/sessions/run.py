@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import requests
-from workloads import Session, from_chats, from_hash_trace, generated
 
-from nexus_sglang.evaluation.server import Server
-from nexus_sglang.models import ensure_model
+from benchmarks.sessions.workloads import Session, from_chats, from_hash_trace, generated
+from nexus_sglang.harness.models import ensure_model
+from nexus_sglang.harness.server import Server
 
 STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "2"}
 
@@ -116,7 +116,9 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
 def read_workload(options: argparse.Namespace, tokenizer: Any) -> list[Session]:
     if options.kind == "generated":
-        return generated(tokenizer, options.sessions, options.turns, options.first, options.step, options.seed, options.output)
+        return generated(
+            tokenizer, options.sessions, options.turns, options.first, options.step, options.seed, options.output
+        )
     if options.kind == "chats":
         return from_chats(options.paths[0], tokenizer, options.limit, options.longest)
     return [

@@ -26,7 +26,9 @@ def text(rng: random.Random, words: int) -> str:
     return " ".join(f"{rng.choice(WORDS)}{'.' if rng.random() < 0.08 else ''}" for _ in range(words))
 
 
-def generated(tokenizer: Any, sessions: int, turns: int, first: int, step: int, seed: int, output: int = 8) -> list[Session]:
+def generated(
+    tokenizer: Any, sessions: int, turns: int, first: int, step: int, seed: int, output: int = 8
+) -> list[Session]:
     """Tool-using agents that share a system prompt: ``first`` tokens at turn one, about ``step`` more each turn."""
     system = tokenizer.encode(text(random.Random(seed), first // 3))[: first // 3]
     made = []

@@ -1,178 +1,176 @@
-"""From records (see ``experiment.run_sample``) to the tables of docs/policies.md: same records, same bytes."""
+"""The Markdown report and the plots of one result file; the same file gives the same bytes."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+import os
 from pathlib import Path
+from typing import Any, NamedTuple
 
-BEGIN, END = "<!-- results: written by benchmarks/policies/run.py --docs -->", "<!-- end of results -->"
-PILOT_BEGIN, PILOT_END = "<!-- pilot: written by benchmarks/policies/run.py --docs -->", "<!-- end of pilot -->"
-VALUES_BEGIN, VALUES_END = "<!-- values: written by benchmarks/policies/run.py --docs -->", "<!-- end of values -->"
-
-
-def wilson(right: int, n: int, z: float = 1.959964) -> tuple[float, float]:
-    """95 % interval of a share (Wilson 1927)."""
-    if n == 0:
-        return 0.0, 1.0
-    share, denominator = right / n, 1 + z * z / n
-    middle = (share + z * z / (2 * n)) / denominator
-    half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / denominator
-    return max(0.0, middle - half), min(1.0, middle + half)
+from . import tables
+from .plan import FULL
+from .tables import FEWEST, SOLVED, Row, Rows
 
 
-def mean_and_error(values: Iterable[float], groups: Iterable[object]) -> tuple[float, float]:
-    """Mean and its standard error; questions about one passage (``groups``) are not independent and count as one."""
-    pairs = list(zip(values, groups, strict=True))
-    mean = sum(value for value, _ in pairs) / len(pairs)
-    sums: dict[object, float] = {}
-    for value, group in pairs:
-        sums[group] = sums.get(group, 0.0) + value - mean
-    n = len(sums)
-    spread = sum(total * total for total in sums.values()) * n / max(n - 1, 1)
-    return mean, math.sqrt(spread) / len(pairs)
+class Report(NamedTuple):
+    """What was written. ``summary`` is the short form for the terminal."""
+
+    summary: str
+    files: list[Path]
 
 
-def labels_of(records: list[dict], setting: str) -> list[str]:
-    """Labels that every record has at every share, in the order of the first record."""
-    first = next(iter(records[0][setting].values()))
-    return [label for label in first if all(label in s for r in records for s in r[setting].values())]
+WORDS = {
+    "hidden": "The document is read and evicted from before any question is known; every question is then a branch of what is "
+    "left, as in a later turn or a fork.",
+    "visible": "Document and question are one prompt; it is evicted from when the question has been read.",
+}
 
 
-def _average(record: dict, setting: str, label: str, field: int) -> float:
-    cells = record[setting].values()
-    return sum(scores[label][field] for scores in cells) / len(cells)
+def write_report(folder: Path, head: dict[str, Any], rows: list[Row], document: Path | None = None) -> Report:
+    """Write the plots that the rows allow into ``folder``, and the report there or to ``document``."""
+    data, path = Rows(rows), document or folder / "report.md"
+    plots = draw(data, folder)
+    links = [Path(os.path.relpath(plot, path.parent)).as_posix() for plot in plots]
+    path.write_text(render(head, data, links), encoding="utf-8")
+    return Report("\n".join(summary(data)), [path, *plots])
 
 
-def _passages(records: list[dict]) -> list[tuple]:
-    return [(record["task"], record["seed"]) for record in records]
+def draw(data: Rows, folder: Path) -> list[Path]:
+    """The plots; none when matplotlib is not installed or no documents were run."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        return []
+    from . import plots
+
+    panels = data.documents()
+    if not panels or not data.budgets:
+        return []
+    middle = data.budgets[len(data.budgets) // 2]
+    drawn = [plots.accuracy(data, folder / "accuracy.png")]
+    if any(setting == "hidden" for setting, _ in panels):
+        drawn.append(plots.heat_map(data, middle, folder / "depth.png"))
+    setting, length = max(panels, key=lambda p: (len(data.where(kind="document", what=p[0], length=p[1])), p[1]))
+    drawn.append(plots.task_bars(data, setting, length, middle, folder / "tasks.png"))
+    return drawn
 
 
-def ranking(records: list[dict], setting: str, field: int = 0) -> list[tuple[str, float]]:
-    """Labels with their mean over questions and shares, best first. ``field`` 0: exact match; 1: log-probability."""
-    scored = [
-        (label, sum(_average(r, setting, label, field) for r in records) / len(records))
-        for label in labels_of(records, setting)
-    ]
-    return sorted(scored, key=lambda item: (-item[1], item[0]))
-
-
-def difference(records: list[dict], setting: str, first: str, second: str, field: int = 0) -> tuple[float, float]:
-    """Mean of ``first - second`` over questions (each averaged over the shares), and half its 95 % interval."""
-    gaps = [_average(r, setting, first, field) - _average(r, setting, second, field) for r in records]
-    mean, error = mean_and_error(gaps, _passages(records))
-    return mean, 1.959964 * error
-
-
-def _cell(records: list[dict], setting: str, share: str, label: str) -> str:
-    scores = [record[setting][share][label] for record in records]
-    right, n = sum(score[0] for score in scores), len(scores)
-    low, high = wilson(right, n)
-    logprob = sum(score[1] for score in scores) / n
-    return f"{right / n:.2f} ({low:.2f}-{high:.2f}) {logprob:.2f}"
-
-
-def _table(records: list[dict], setting: str) -> list[str]:
-    shares = list(records[0][setting])
-    heads = [f"{float(share):.0%}".replace("%", " %") for share in shares]
-    lines = [f"| policy | {' | '.join(heads)} | average | kept |", "|---" * (len(shares) + 3) + "|"]
-    for label, mean in ranking(records, setting):
-        cells = [_cell(records, setting, share, label) for share in shares]
-        logprob = sum(_average(r, setting, label, 1) for r in records) / len(records)
-        kept = [sum(r[setting][share][label][2] for r in records) / len(records) for share in shares]
-        shown = f"**{label}**" if label == "nexus" else label
-        lines.append(f"| {shown} | {' | '.join(cells)} | {mean:.3f} {logprob:.2f} | {' / '.join(f'{k:.3f}' for k in kept)} |")
+def summary(data: Rows) -> list[str]:
+    """Tables for the terminal."""
+    lines = ["What stayed in the cache (requests that saw eviction / requests)", "", *tables.residency(data)]
+    for setting in dict.fromkeys(setting for setting, _ in data.documents()):
+        lines += ["", f"Recall, question {setting}: mean over {_averaged(data, setting)}", ""]
+        lines += tables.means(data, setting)
+    for title, kind, make in (
+        ("Conversations", "conversation", tables.conversations),
+        ("Fidelity to the full cache", "fidelity", tables.fidelity),
+        ("Your data", "data", tables.own_data),
+    ):
+        if data.where(kind=kind):
+            lines += ["", title, "", *make(data)]
     return lines
 
 
-def _against(records: list[dict], setting: str) -> list[str]:
-    """``nexus`` minus every other label: exact match and log-probability, paired, with 95 % intervals."""
-    lines = ["| nexus minus | exact match | log-probability |", "|---|---|---|"]
-    for label, _ in ranking(records, setting):
-        if label != "nexus":
-            exact, logprob = (difference(records, setting, "nexus", label, field) for field in (0, 1))
-            lines.append(f"| {label} | {exact[0]:+.3f} ± {exact[1]:.3f} | {logprob[0]:+.3f} ± {logprob[1]:.3f} |")
-    return lines
+def _averaged(data: Rows, setting: str) -> str:
+    if data.has_full(setting):
+        return f"the tasks that the full cache solves at {SOLVED:.0%} or better"
+    return "all tasks; the full cache was not asked"
 
 
-def tables(records: list[dict]) -> str:
-    """Everything that stands between the markers of the page."""
-    records = sorted(records, key=lambda r: (r["task"], r["seed"]))
-    tasks = sorted({record["task"] for record in records})
-    counts = ", ".join(f"{sum(r['task'] == t for r in records)} {t}" for t in tasks)
-    right = sum(record["full"][0] for record in records)
-    low, high = wilson(right, len(records))
-    by_task = ", ".join(
-        f"{t} {sum(r['full'][0] for r in records if r['task'] == t) / sum(r['task'] == t for r in records):.2f}" for t in tasks
-    )
-    logprob = sum(record["full"][1] for record in records) / len(records)
-    sizes = [record["tokens"] for record in records]
-    out = [
-        BEGIN,
-        f"{len(records)} questions ({counts}) about {len(set(_passages(records)))} passages of {min(sizes)} to "
-        f"{max(sizes)} tokens; seeds {min(r['seed'] for r in records)} to {max(r['seed'] for r in records)}. "
-        f"Full cache: {right / len(records):.2f} ({low:.2f}-{high:.2f}), log-probability {logprob:.2f}; by task "
-        f"{by_task}.",
-    ]
-    for setting in ("visible", "hidden"):
-        out += ["", f"### Question {setting}", "", *_table(records, setting)]
-        if "nexus" in labels_of(records, setting):
-            out += ["", *_against(records, setting)]
-    return "\n".join([*out, END])
-
-
-def pilot_table(pilot: dict[str, dict[str, list[float]]]) -> str:
-    """Everything between the pilot's markers; ``pilot`` is pilot.json (see benchmarks/policies/pilot.py)."""
+def render(head: dict[str, Any], data: Rows, plots: list[str]) -> str:
+    """The report as Markdown."""
     lines = [
-        PILOT_BEGIN,
-        "| variant | visible 10 / 20 / 50 % | hidden 10 / 20 / 50 % | stream 20 % |",
-        "|---|---|---|---|",
+        "# Quality under eviction",
+        "",
+        f"Model {head['model']}, SGLang {head['sglang']}, Python {head['python']}, {head['machine']}; everything",
+        "through a real server, greedy. Written by `nexus-sglang eval --report` from the result file beside it; made by:",
+        "",
+        *(f"    {command}" for command in head["commands"]),
+        "",
+        f"`{FULL}` is SGLang without eviction. A budget is a share of the prompt, above 1 a count. Scores are in [0, 1]:",
+        "RULER's string match, and for `rule` whether a word of the language was used.",
+        "± is half a 95 % interval (Student's) over documents or conversations; answers about one document count",
+        "as one. Fewer than three have no interval.",
+        "",
+        "## Did eviction run, and what stayed",
+        "",
+        "Mean share of a sequence's tokens that was resident at its end, and in how many of the requests eviction had taken",
+        "place. A cell without any eviction is a control.",
+        "",
+        *tables.residency(data),
+        "",
     ]
-    for label, kinds in pilot.items():
-        cells = [" / ".join(f"{hit:.2f}" for hit in kinds.get(kind, [])) for kind in ("visible", "hidden", "stream")]
-        lines.append(f"| {label} | {' | '.join(cells)} |")
-    return "\n".join([*lines, PILOT_END])
-
-
-def values_table(records: list[dict]) -> str:
-    """Everything between the markers of benchmarks/policies/values.py: exact match and log-probability, side by side."""
-    shares = list(records[0]["visible"])
-    columns = [(setting, share) for setting in ("visible", "hidden") for share in shares]
-    lines = [VALUES_BEGIN]
-    for kind in dict.fromkeys(record["kind"] for record in records):
-        mine = [record for record in records if record["kind"] == kind]
-        exact, logprob = (sum(r["full"][field] for r in mine) / len(mine) for field in (0, 1))
+    if plots:
+        lines += [*(f"![{Path(name).stem}]({name})" for name in plots), ""]
+    lines += _documents(data)
+    if data.where(kind="conversation"):
         lines += [
+            "## Conversations",
             "",
-            f"{kind[0].upper()}{kind[1:]}: {len(mine)} questions about {len(set(_passages(mine)))} passages; full cache "
-            f"{exact:.2f} {logprob:.2f}.",
+            "`question-1` is visible when the document is first evicted from, 2 and 3 are asked of what is left.",
+            "`rule`: a system message asks for a language, ten rounds, halves apart. `fact`: told in the first turn,",
+            "asked for after eight tool results. `pinned`: the same with the system message pinned (`kv_pin_tokens`);",
+            "`opening`: with the first user message pinned as well, as `--kv-pin-first-user` does.",
             "",
-            "| variant | "
-            + " | ".join(f"{setting} {float(share):.0%}".replace("%", " %") for setting, share in columns)
-            + " |",
-            "|---" * (len(columns) + 1) + "|",
+            *tables.conversations(data),
+            "",
         ]
-        for label in labels_of(mine, "visible"):
-            cells = [[r[setting][share][label] for r in mine] for setting, share in columns]
-            shown = [f"{sum(c[0] for c in cell) / len(cell):.2f} {sum(c[1] for c in cell) / len(cell):.2f}" for cell in cells]
-            lines.append(f"| {label} | {' | '.join(shown)} |")
-    return "\n".join([*lines, VALUES_END])
+    if data.where(kind="fidelity"):
+        lines += [
+            "## Fidelity to the full cache",
+            "",
+            "The second half of a text is streamed in steps of 64 tokens, evicted from after each. KL is a lower bound (50",
+            "likeliest tokens, the rest as one outcome).",
+            "",
+            *tables.fidelity(data),
+            "",
+        ]
+    if data.where(kind="data"):
+        lines += ["## Your data", "", *tables.own_data(data), ""]
+    return "\n".join([*lines, *_limits(head)]) + "\n"
 
 
-def put_between(page: Path, begin: str, end: str, section: str) -> None:
-    """Replace what stands from ``begin`` to ``end`` in the page, markers included; append it if they are missing."""
-    text = page.read_text(encoding="utf-8") if page.exists() else ""
-    if begin in text and end in text:
-        text = text[: text.index(begin)] + section + text[text.index(end) + len(end) :]
-    else:
-        text += ("\n" if text else "") + section + "\n"
-    page.write_text(text, encoding="utf-8")
+def _documents(data: Rows) -> list[str]:
+    panels = data.documents()
+    lines: list[str] = []
+    for setting in dict.fromkeys(setting for setting, _ in panels):
+        lines += [f"## Recall, question {setting}", "", WORDS[setting], ""]
+        lines += [f"Mean over {_averaged(data, setting)}:", ""]
+        lines += [*tables.means(data, setting), ""]
+        if "nexus" in data.policies and len(data.policies) > 1:
+            lines += [
+                "How much better `nexus` is on the same documents:",
+                "",
+                *tables.leads(data, setting, "nexus"),
+                "",
+            ]
+        for what, length in panels:
+            if what != setting:
+                continue
+            lost = [task for task in data.tasks(setting, length) if task not in data.solved(setting, length)]
+            for budget in data.budgets:
+                lines += [f"### {length} tokens, budget {budget:g}, question {setting}", ""]
+                lines += [*tables.per_task(data, setting, length, budget), ""]
+            if lost:
+                lines += [f"Hardly solved with the full cache, so these rows say little: {', '.join(lost)}.", ""]
+    if panels and "nexus" in data.policies and len(data.policies) > 1:
+        lines += [
+            "## Wins and losses", "",
+            "Every task, length, budget and setting above, the same documents: in how many cells `nexus` is better or worse",
+            f"beyond the 95 % interval. Cells with fewer than {FEWEST} documents are left out. Where policies do not differ,",
+            "about one cell in forty is still expected on either side.", "",
+            *tables.wins(data, "nexus"), "",
+        ]  # fmt: skip
+    return lines
 
 
-def write_tables(records: list[dict], page: Path, pilot: dict | None = None, values: list[dict] | None = None) -> None:
-    """Put the tables into the page."""
-    put_between(page, BEGIN, END, tables(records))
-    if pilot:
-        put_between(page, PILOT_BEGIN, PILOT_END, pilot_table(pilot))
-    if values:
-        put_between(page, VALUES_BEGIN, VALUES_END, values_table(values))
+def _limits(head: dict[str, Any]) -> list[str]:
+    lines = [
+        "## What this does not show",
+        "",
+        f"- One model, {head['model']}; others may rank policies differently.",
+        "- Documents are generated text that carries the material of all tasks at once, so each task's facts distract the",
+        "  others; scores are lower than RULER's, which makes one context per task.",
+        "- Cells with few documents have wide intervals; the number is in the last line of each table.",
+        "- Nothing about speed.",
+    ]
+    return lines

@@ -19,19 +19,19 @@ from typing import NamedTuple
 
 import torch
 
+from nexus_sglang.config import NexusConfig
+from nexus_sglang.device import download, upload
+from nexus_sglang.evidence.measure import lse_error, measure
+from nexus_sglang.evidence.query_window import QueryWindow
+from nexus_sglang.evidence.score_group import ALONE, ScoreGroup
 from nexus_sglang.kernels import reservoir
 from nexus_sglang.kernels.block_attention import block_starts
+from nexus_sglang.kv_slots.block_ledger import BlockLedger
+from nexus_sglang.kv_slots.compact_rows import CompactRows
+from nexus_sglang.kv_slots.page_table import IntegrityError, PageTable
+from nexus_sglang.policy.base import Blocks, Policy, Weighing
 
-from ..config import NexusConfig
-from ..memory.ledger import BlockLedger
-from ..memory.page_table import IntegrityError, PageTable
-from ..memory.rows import CompactRows
-from ..policy.base import Blocks, Policy, Weighing
-from ..statistics.measure import lse_error, measure
-from ..statistics.parallel import ALONE, ScoreGroup
-from ..statistics.query_window import QueryWindow
-from ..transfer import download, upload
-from .layout import Layout
+from .block_map import Layout
 from .sequence import RunningSequence
 
 logger = logging.getLogger(__name__)
@@ -130,7 +130,9 @@ class Evictor:
         where = torch.arange(length, device=device)
         row = Row(where * 0, where * 0, where, *self._blocks(where, length // size))
         try:
-            names = Blocks(row.index, row.index < 0, row.index, self.ledger.read(row.index * 0), length, self.config.seed)
+            names = Blocks(
+                row.index, row.index < 0, row.index, self.ledger.read(row.index * 0), length, self.config.seed
+            )
             for changed in (0, length):  # with the log-sum-exp of the queries, where there is one, and without
                 places, _ = self._judge(0, length, row, names, length // size, 1, changed)
                 self._last(places, names.candidates, 1, 1)
@@ -189,7 +191,9 @@ class Evictor:
         if not seq.over_budget:
             seq.over_budget = True
             self.counters.sequences_over_budget += 1
-        freed = self._evict(seq, layout, live - target, max(protected, self.config.sink_length), news or not seq.evictions)
+        freed = self._evict(
+            seq, layout, live - target, max(protected, self.config.sink_length), news or not seq.evictions
+        )
         # A clipped protection may have cost a token that other rows hold: none may list a slot that is gone.
         self.rows.rebuild_all() if protected < wished else self.rows.rebuild(seq.row, live - freed)
         if self.config.debug:
@@ -237,7 +241,10 @@ class Evictor:
             self._require_numbers()
         if whole:
             gone = self._last(places, free, candidates - count, count)
-            leaves, freed = (row.starts[gone].long()[:, None] + torch.arange(size, device=gone.device)).flatten(), count * size
+            leaves, freed = (
+                (row.starts[gone].long()[:, None] + torch.arange(size, device=gone.device)).flatten(),
+                count * size,
+            )
             layout.hide(head, recent, count)
         else:
             gone, leaves, freed = self._cut(places, layout, candidates, excess)
@@ -331,7 +338,9 @@ class Evictor:
         return torch.where(candidates & (places >= keep), blocks, len(places)).sort().values[:count]
 
     @staticmethod
-    def _cut(places: torch.Tensor, layout: Layout, candidates: int, excess: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+    def _cut(
+        places: torch.Tensor, layout: Layout, candidates: int, excess: int
+    ) -> tuple[torch.Tensor, torch.Tensor, int]:
         """The blocks to go where they are not whole: as many as hold ``excess`` tokens. Waits for their order.
 
         Returns:

@@ -10,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ..transfer import download, upload
-from .layout import Layout
+from nexus_sglang.device import download, upload
+
+from .block_map import Layout
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from .base import HEAD_REDUCTIONS, Blocks, Evidence, Policy, Weighing, check_choice, check_range, check_whole
-from .draws import uniforms
-from .reductions import TERMS, WINDOW_REDUCTIONS, apply_term, reduce_window, remember
-from .selectors import SELECTORS, select
-from .walk import normalise_rows, walk
+from .parts.draws import uniforms
+from .parts.reductions import TERMS, WINDOW_REDUCTIONS, apply_term, reduce_window, remember
+from .parts.selectors import SELECTORS, select
+from .parts.walk import normalise_rows, walk
 
 _WITH_MEMORY = ("running-average", "decaying-max")
 

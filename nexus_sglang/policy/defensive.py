@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .base import Blocks, Evidence, Policy, Weighing
-from .reductions import apply_term, reduce_window
-from .walk import normalise_rows
+from .parts.reductions import apply_term, reduce_window
+from .parts.walk import normalise_rows
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,9 @@ class Defensive(Policy):
     """Maximum over heads, layers and window, floored at the mean, times the value norm."""
 
     name = "defensive"
-    source = "Feng et al., arXiv 2510.13334; maximum over layers too, norm of v for W_o v, no head budgets or first stage"
+    source = (
+        "Feng et al., arXiv 2510.13334; maximum over layers too, norm of v for W_o v, no head budgets or first stage"
+    )
     head_reduction = "max"
     needs_values = True
 

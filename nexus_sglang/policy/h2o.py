@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .base import Blocks, Evidence, Policy, Weighing
-from .reductions import reduce_window, remember
+from .parts.reductions import reduce_window, remember
 
 
 @dataclass(frozen=True)

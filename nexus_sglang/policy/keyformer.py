@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from .base import Blocks, Evidence, Policy, Weighing, check_range
-from .draws import uniforms
-from .reductions import remember
+from .parts.draws import uniforms
+from .parts.reductions import remember
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .base import Blocks, Evidence, Policy, Weighing, check_choice
-from .reductions import reduce_window
-from .walk import normalise_rows
+from .parts.reductions import reduce_window
+from .parts.walk import normalise_rows
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,9 @@ class MorphKV(Policy):
     """
 
     name = "morphkv"
-    source = "Ghadia et al., arXiv 2503.00979; whole blocks, one choice for all layers, rows renormalised after the softmax"
+    source = (
+        "Ghadia et al., arXiv 2503.00979; whole blocks, one choice for all layers, rows renormalised after the softmax"
+    )
 
     fusion: str = "max"
 

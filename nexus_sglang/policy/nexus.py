@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from .base import HEAD_REDUCTIONS, Blocks, Evidence, Policy, Weighing, check_choice, check_range, check_whole
-from .reductions import flatness
-from .selectors import core_then, interleave, sampling_priorities
-from .walk import window_weights
+from .parts.reductions import flatness
+from .parts.selectors import core_then, interleave, sampling_priorities
+from .parts.walk import window_weights
 
 PEAKED, FLAT = 0.90, 0.95
 """Flatness of the attention part below which values get no share of the room, and above which they get all of theirs."""
@@ -36,7 +36,9 @@ class Nexus(Policy):
     """
 
     name = "nexus"
-    source = "after Duong et al., arXiv 2606.23961; maxima over heads and layers, a share for unusual values, certain core"
+    source = (
+        "after Duong et al., arXiv 2606.23961; maxima over heads and layers, a share for unusual values, certain core"
+    )
 
     walk_steps: int = 3
     walk_weight: float = 0.5

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from .base import Blocks, Evidence, Policy, Weighing, check_choice, check_range, check_whole
-from .selectors import sampling_priorities
-from .walk import window_weights
+from .parts.selectors import sampling_priorities
+from .parts.walk import window_weights
 
 
 @dataclass(frozen=True)

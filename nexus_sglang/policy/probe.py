@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ..config import ConfigError
+from nexus_sglang.config import ConfigError
+
 from .base import Blocks, Evidence, Policy, Weighing
 
 
@@ -26,7 +27,9 @@ def probe(policy: Policy, blocks: int = 12, window: int = 4) -> None:
             weighing = policy.weigh(evidence, view)
             priority = policy.prioritise(weighing.weights, view, keep=5)
         except Exception as err:  # a user's class may raise anything; all of it is one message to the user
-            raise ConfigError(f"--kv-policy {policy.name!r} fails on a trial event: {type(err).__name__}: {err}") from err
+            raise ConfigError(
+                f"--kv-policy {policy.name!r} fails on a trial event: {type(err).__name__}: {err}"
+            ) from err
         _check(policy, weighing, priority, blocks)
         if weighing.memory is not None:
             memory = weighing.memory.float()

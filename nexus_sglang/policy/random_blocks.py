@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .base import Blocks, Evidence, Policy, Weighing
-from .draws import uniforms
+from .parts.draws import uniforms
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ import difflib
 import importlib
 from typing import Any
 
-from ..config import ConfigError
+from nexus_sglang.config import ConfigError
+
 from .base import HEAD_REDUCTIONS, Policy
 from .composed import Composed
 from .defensive import Defensive

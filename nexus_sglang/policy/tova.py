@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .base import Blocks, Evidence, Policy, Weighing
-from .reductions import reduce_window
+from .parts.reductions import reduce_window
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .base import Blocks, Evidence, Policy, Weighing, check_range
-from .draws import uniforms
-from .reductions import reduce_window
-from .selectors import exponential_keys, interleave
+from .parts.draws import uniforms
+from .parts.reductions import reduce_window
+from .parts.selectors import exponential_keys, interleave
 
 
 @dataclass(frozen=True)

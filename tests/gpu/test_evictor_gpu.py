@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from test_evictor import bench
 
 from nexus_sglang.kernels import dispatch
 from nexus_sglang.policy import POLICIES
+from tests.support.bench import bench
 
 pytestmark = [
     pytest.mark.gpu,

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from nexus_sglang.attention.log_sum_exp import LogSumExp
-from nexus_sglang.statistics.query_window import LayerShape, QueryWindow
+from nexus_sglang.evidence.query_window import LayerShape, QueryWindow
+from nexus_sglang.sglang_plugin.attention.flashinfer_lse import LogSumExp
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,7 +25,9 @@ def world():
     g = torch.Generator("cuda").manual_seed(0)
     total = sum(LENGTHS)
     queries = torch.randn(len(LENGTHS), HEADS, DIM, generator=g, device="cuda", dtype=torch.bfloat16)
-    pool = tuple(torch.randn(2 * total, 1, KV_HEADS, DIM, generator=g, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    pool = tuple(
+        torch.randn(2 * total, 1, KV_HEADS, DIM, generator=g, device="cuda", dtype=torch.bfloat16) for _ in range(2)
+    )
     return queries, pool, torch.randperm(2 * total, generator=g, device="cuda")[:total].int()
 
 
@@ -50,7 +52,9 @@ def decode_wrapper(slots, graph: bool, tensor_cores: bool = True):
     wrapper = BatchDecodeWithPagedKVCacheWrapper(
         workspace, "NHD", backend="fa2", use_tensor_cores=tensor_cores, **(buffers if graph else {})
     )
-    wrapper.begin_forward(indptr, slots, last, HEADS, KV_HEADS, DIM, 1, q_data_type=torch.bfloat16, data_type=torch.bfloat16)
+    wrapper.begin_forward(
+        indptr, slots, last, HEADS, KV_HEADS, DIM, 1, q_data_type=torch.bfloat16, data_type=torch.bfloat16
+    )
     return wrapper
 
 

@@ -5,7 +5,6 @@ import torch
 
 from nexus_sglang.kernels import (
     block_attention,
-    cases,
     check,
     compact_rows,
     dispatch,
@@ -14,6 +13,9 @@ from nexus_sglang.kernels import (
     query_ring,
     reservoir,
     walk_weights,
+)
+from nexus_sglang.kernels import (
+    check_cases as cases,
 )
 
 pytestmark = [
@@ -40,15 +42,24 @@ def everything_once():
     ids = torch.arange(n, device="cuda")
     weights, identity = torch.rand(b, n, device="cuda"), torch.arange(b * n, device="cuda").view(b, n)
     lengths, keep = torch.full((b,), n, device="cuda"), torch.full((b,), 200, device="cuda")
-    candidates, freed = torch.ones(b, n, dtype=torch.bool, device="cuda"), torch.zeros(n, dtype=torch.int64, device="cuda")
+    candidates, freed = (
+        torch.ones(b, n, dtype=torch.bool, device="cuda"),
+        torch.zeros(n, dtype=torch.int64, device="cuda"),
+    )
     queries, pools = torch.randn(2, 16, 8, 64, device="cuda"), [torch.randn(n, 2, 64, device="cuda") for _ in range(2)]
     starts = torch.arange(0, n + 1, 32, dtype=torch.int32, device="cuda")
-    rows, out, slots = torch.rand(b, 16, n, device="cuda"), torch.zeros(16, n // 32, device="cuda"), ids.int().repeat(b, 1)
+    rows, out, slots = (
+        torch.rand(b, 16, n, device="cuda"),
+        torch.zeros(16, n // 32, device="cuda"),
+        ids.int().repeat(b, 1),
+    )
     windows, positions = torch.full((b,), 16, device="cuda"), torch.zeros_like(slots)
     ring, lse_ring = torch.zeros(20, 16, 8, 64, device="cuda"), torch.zeros(20, 16, 8, device="cuda")
 
     def again():
-        block_attention.block_attention_rows(queries, pools, ids, ids[-16:], ids, ids // 32, n // 32, 32, 0.1, out, "max")
+        block_attention.block_attention_rows(
+            queries, pools, ids, ids[-16:], ids, ids // 32, n // 32, 32, 0.1, out, "max"
+        )
         distinctiveness.block_distinctiveness(pools, ids, starts, 32)
         walk_weights.walk_weights(rows, windows, lengths, candidates, 3, 0.5, 1e-6)
         law = ("sequential-poisson", 1, 4.0)

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.server.conftest import STRICT
-from tests.server.harness import Server, nexus_of, output_ids
-from tests.server.oracle import DenseMasked, worst_gap
+from tests.support.oracle import DenseMasked, worst_gap
+from tests.support.server import Server, nexus_of, output_ids
 
 pytestmark = [
     pytest.mark.gpu,

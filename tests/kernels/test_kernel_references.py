@@ -5,9 +5,9 @@ import torch
 
 from nexus_sglang.kernels import block_attention, dispatch, page_table, reservoir, walk_weights
 from nexus_sglang.kernels.compact_rows import compact_rows
-from nexus_sglang.memory.page_table import PageTable
-from nexus_sglang.memory.rows import CompactRows
-from nexus_sglang.policy import draws, selectors, walk
+from nexus_sglang.kv_slots.compact_rows import CompactRows
+from nexus_sglang.kv_slots.page_table import PageTable
+from nexus_sglang.policy.parts import draws, selectors, walk
 
 
 def generator(seed=0):

@@ -5,17 +5,26 @@ from __future__ import annotations
 
 import pytest
 
-from .harness import Server
+from tests.support.server import Server
 
 STRICT = {"NEXUS_SGLANG_DEBUG": "1", "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "2"}
 """Our invariants after every pass, and SGLang's own accounting checked while it is busy."""
 
-WIDE = ("--dtype", "float32", "--max-total-tokens", "16384", "--chunked-prefill-size", "512", "--max-running-requests", "8")
+WIDE = (
+    "--dtype",
+    "float32",
+    "--max-total-tokens",
+    "16384",
+    "--chunked-prefill-size",
+    "512",
+    "--max-running-requests",
+    "8",
+)
 
 
 @pytest.fixture(scope="session")
 def model_path() -> str:
-    from nexus_sglang.models import ensure_model
+    from nexus_sglang.harness.models import ensure_model
 
     return str(ensure_model("smollm2-135m"))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from .harness import Server, nexus_of, output_ids, text_ids
-from .oracle import DenseMasked, worst_gap
+from tests.support.oracle import DenseMasked, worst_gap
+from tests.support.server import Server, nexus_of, output_ids, text_ids
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 NEAR_TIE = 0.25  # logits of this model reach 32, where neighbouring bf16 numbers are 0.25 apart

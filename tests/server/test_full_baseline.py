@@ -6,7 +6,7 @@ import copy
 
 import pytest
 
-from nexus_sglang.evaluation.suite.documents import make_document
+from nexus_sglang.evaluation.documents import make_document
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from .harness import nexus_of, output_ids, text_ids
-from .oracle import DenseMasked, worst_gap
+from tests.support.oracle import DenseMasked, worst_gap
+from tests.support.server import nexus_of, output_ids, text_ids
 
 pytestmark = pytest.mark.server
 TOLERANCE = 1e-3  # float32, log-probabilities

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import STRICT
-from .harness import Server, nexus_of, output_ids
+from tests.server.conftest import STRICT
+from tests.support.server import Server, nexus_of, output_ids
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 FLAGS = ("--kv-budget", "64", "--kv-min-tokens", "32", "--kv-block-size", "8", "--kv-window", "6", "--kv-recent-tokens",
@@ -21,7 +21,7 @@ BACKENDS = {
     "flashinfer": ("--attention-backend", "flashinfer"),
     "mixed": ("--prefill-attention-backend", "torch_native", "--decode-attention-backend", "triton"),
 }
-STAND_IN = {"FLASHINFER_STAND_IN": "1", "PYTHONPATH": str(Path(__file__).parents[1] / "kernels" / "interpreted")}
+STAND_IN = {"FLASHINFER_STAND_IN": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_a_paged_backend_serves_what_torch_native_serves(tiny, wanted, backend):
     assert [len(trace) > 0 for _, trace, _ in wanted] == [True, True] and wanted[1][2] == 130 + 20 - 1
     policy, env = "nexus", {**STRICT, "TRITON_INTERPRET": "1"}
     if backend == "flashinfer":
-        policy, env = "flashinfer_stand_in:Nexus", {**env, **STAND_IN}
+        policy, env = "tests.support.flashinfer_stand_in:Nexus", {**env, **STAND_IN}
     with Server(tiny, *FLAGS, "--kv-policy", policy, *BACKENDS[backend], env=env) as server:
         assert session(server) == wanted
         log = server.text()

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import requests
 
-from .harness import nexus_of, output_ids, text_ids
+from tests.support.server import nexus_of, output_ids, text_ids
 
 pytestmark = pytest.mark.server
 
@@ -38,7 +38,9 @@ def test_a_grammar_holds_over_an_evicted_prompt(ours, tokenizer):
 
 
 def test_logprobs_after_an_evicted_prompt(ours, tokenizer):
-    answer = post(ours, text_ids(tokenizer, 700, seed=203), {"temperature": 0, "max_new_tokens": 4}, return_logprob=True)
+    answer = post(
+        ours, text_ids(tokenizer, 700, seed=203), {"temperature": 0, "max_new_tokens": 4}, return_logprob=True
+    )
     assert len(answer["meta_info"]["output_token_logprobs"]) == 4 and nexus_of(answer)["evicted"] > 400
 
 
@@ -67,7 +69,9 @@ def test_a_pause_that_retracts_is_counted_and_the_report_goes_on(ours, tokenizer
 def test_a_wrong_hint_is_named_whatever_else_is_asked(ours, tokenizer):
     body = {"input_ids": text_ids(tokenizer, 200, seed=205), "return_logprob": True, "logprob_start_len": 100}
     for custom, word in (({"kv_budgett": 1}, "kv_budgett"), (["kv_budget"], "give an object")):
-        answer = requests.post(ours.url + "/generate", json={**body, "sampling_params": {"custom_params": custom}}, timeout=60)
+        answer = requests.post(
+            ours.url + "/generate", json={**body, "sampling_params": {"custom_params": custom}}, timeout=60
+        )
         assert answer.status_code == 400 and word in answer.text, answer.text
 
 

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from .conftest import STRICT
-from .harness import Server, output_ids, text_ids
-from .test_sharing import healthy
+from tests.server.conftest import STRICT
+from tests.server.test_sharing import healthy
+from tests.support.server import Server, output_ids, text_ids
 
 pytestmark = pytest.mark.server
 

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import requests
 
-from .conftest import WIDE
-from .harness import Server, nexus_of, output_ids, text_ids
+from tests.server.conftest import WIDE
+from tests.support.server import Server, nexus_of, output_ids, text_ids
 
 pytestmark = pytest.mark.server
 

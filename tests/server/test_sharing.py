@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import requests
 
-from .harness import Server, nexus_of, output_ids, text_ids
+from tests.support.server import Server, nexus_of, output_ids, text_ids
 
 pytestmark = pytest.mark.server
 
@@ -102,7 +102,11 @@ def test_cancel_storm_leaves_strangers_alone(ours, tokenizer):
     shared = text_ids(tokenizer, 700, seed=251)
 
     def cancelled(seconds: float, tail: int) -> None:
-        body = {"input_ids": shared + [tail], "sampling_params": {"max_new_tokens": 64, "temperature": 0}, "stream": True}
+        body = {
+            "input_ids": shared + [tail],
+            "sampling_params": {"max_new_tokens": 64, "temperature": 0},
+            "stream": True,
+        }
         try:
             requests.post(ours.url + "/generate", json=body, timeout=seconds, stream=True).close()
         except requests.RequestException:

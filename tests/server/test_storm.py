@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import requests
 
-from .harness import nexus_of, output_ids, text_ids
+from tests.support.server import nexus_of, output_ids, text_ids
 
 pytestmark = pytest.mark.server
 

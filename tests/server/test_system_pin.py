@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import requests
 
-from .conftest import STRICT, WIDE
-from .harness import Server, prose, text_ids
-from .test_sharing import healthy
+from tests.server.conftest import STRICT, WIDE
+from tests.server.test_sharing import healthy
+from tests.support.server import Server, prose, text_ids
 
 pytestmark = pytest.mark.server
 TOOL = {"type": "function", "function": {"name": "read_log", "description": "Reads a log.", "parameters": {}}}

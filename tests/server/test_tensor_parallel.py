@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from .conftest import STRICT
-from .harness import Server, nexus_of, output_ids
+from tests.server.conftest import STRICT
+from tests.support.server import Server, nexus_of, output_ids
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 FLAGS = ("--kv-policy", "nexus", "--dtype", "float32", "--max-total-tokens", "8192", "--chunked-prefill-size", "512",

@@ -5,7 +5,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nexus_sglang.kernels import block_attention, cases
+from nexus_sglang.kernels import block_attention
+from nexus_sglang.kernels import check_cases as cases
 from nexus_sglang.kernels.block_attention import block_attention_rows
 
 TOKENS = 4096
@@ -72,7 +73,9 @@ def test_strided_pool_and_queries():
     wide[:, :, 1:3] = torch.stack(pools)
     strided = queries.transpose(0, 2).contiguous().transpose(0, 2)
     got = block_attention_rows.kernel(strided, list(wide[:, :, 1:3]), *rest, torch.zeros(3, 5), "max")
-    assert torch.allclose(got, block_attention_rows.reference(queries, pools, *rest, torch.zeros(3, 5), "max"), atol=1e-6)
+    assert torch.allclose(
+        got, block_attention_rows.reference(queries, pools, *rest, torch.zeros(3, 5), "max"), atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("apart", [1, 20, 40, 1000])
@@ -94,7 +97,9 @@ def test_pools_at_any_address(offset):
     moved = [torch.cat((torch.zeros(offset), pool.flatten()))[offset:].view(pool.shape) for pool in pools]
     assert (moved[0].data_ptr() % 16 == 0) == (offset == 0)
     got = block_attention_rows.kernel(queries, moved, *rest, torch.zeros(3, 5), "max")
-    assert torch.allclose(got, block_attention_rows.reference(queries, pools, *rest, torch.zeros(3, 5), "max"), atol=1e-6)
+    assert torch.allclose(
+        got, block_attention_rows.reference(queries, pools, *rest, torch.zeros(3, 5), "max"), atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("run", [block_attention_rows.reference, block_attention_rows.kernel])

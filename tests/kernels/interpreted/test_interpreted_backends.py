@@ -9,8 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged_world import LANES, ROWS, Runner, World, flashinfer, install_hooks, triton
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+from tests.support.paged_world import LANES, ROWS, Runner, World, flashinfer, install_hooks, triton
 
 STEP = st.one_of(
     st.tuples(st.just("grow"), st.integers(1, ROWS), st.integers(1, 9)),
@@ -125,7 +126,9 @@ def test_flashinfer_extend(steps, seed, tokens, paged):
     with runner.passing(rows) as backend:
         backend.init_forward_metadata(batch)
     qo_indptr, indptr, indices, *_ = backend.prefill_wrappers_paged[0].calls[-1]
-    expected = flat(world, rows, drop=0 if paged else tokens)  # with the ragged wrapper, new tokens are not read from the pool
+    expected = flat(
+        world, rows, drop=0 if paged else tokens
+    )  # with the ragged wrapper, new tokens are not read from the pool
     assert agree(indptr, indices, expected) and len(indices) == indptr[-1] + 256
     assert qo_indptr.tolist() == [tokens * i for i in range(len(rows) + 1)]
     ragged = backend.prefill_wrapper_ragged.calls
@@ -166,7 +169,7 @@ def test_flashinfer_graph_replay_with_padding(steps, seed, wider):
 
 def test_logical_lengths_on_the_host_would_be_noticed(monkeypatch):
     """The check above has teeth: with the host's lengths left alone it fails."""
-    from nexus_sglang.binding import attention_hooks
+    from nexus_sglang.sglang_plugin.attention import backends as attention_hooks
 
     shadow = attention_hooks.shadow_batch
 

@@ -4,7 +4,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nexus_sglang.kernels import cases
+from nexus_sglang.kernels import check_cases as cases
 from nexus_sglang.kernels.distinctiveness import block_distinctiveness
 
 

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from test_evictor import bench
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import InterpretedFunction
 
 from nexus_sglang.eviction.evictor import PolicyError
 from nexus_sglang.policy import Policy, Weighing, make_policy
+from tests.support.bench import bench
 
 POLICIES = [
     ("nexus", {}), ("nexus", {"head_reduction": "mean"}), ("nexus-paper", {}), ("h2o", {}), ("expected-attention", {}),

@@ -13,12 +13,25 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from paged_world import DIM, HEADS, KV_HEADS, LANES, LAYER, ROWS, Runner, W, World, flashinfer, install_hooks, triton
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from nexus_sglang.attention import torch_native
-from nexus_sglang.binding import attention_hooks
+from nexus_sglang.sglang_plugin.attention import backends as attention_hooks
+from nexus_sglang.sglang_plugin.attention import plain_torch as torch_native
+from tests.support.paged_world import (
+    DIM,
+    HEADS,
+    KV_HEADS,
+    LANES,
+    LAYER,
+    ROWS,
+    Runner,
+    W,
+    World,
+    flashinfer,
+    install_hooks,
+    triton,
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -102,8 +115,12 @@ def test_replays_attend_to_the_resident_tokens(world, backend):
         assert backend.forward_metadata is captured
         q, k, v = random(lanes, HEADS * DIM), random(lanes, KV_HEADS, DIM), random(lanes, KV_HEADS, DIM)
         out = backend.forward(q, k, v, LAYER, view).view(lanes, HEADS, DIM)
-        slots = [torch.tensor(world.reference(row)) for row in rows] + [torch.zeros(1, dtype=torch.int64)] * (lanes - len(rows))
-        want = torch_native.decode(q.view(lanes, HEADS, DIM), runner.pool.keys, runner.pool.values, slots, LAYER.scaling)
+        slots = [torch.tensor(world.reference(row)) for row in rows] + [torch.zeros(1, dtype=torch.int64)] * (
+            lanes - len(rows)
+        )
+        want = torch_native.decode(
+            q.view(lanes, HEADS, DIM), runner.pool.keys, runner.pool.values, slots, LAYER.scaling
+        )
         torch.testing.assert_close(out, want, atol=2e-3, rtol=2e-3)
         world.evict(rows[0], 0.3)
 
@@ -166,9 +183,13 @@ def test_wrappers_that_are_passed_by_cost_a_warning_only(world, caplog):
         backend.init_forward_metadata(batch)
         attention_hooks.keep_queries(lambda *args: "out", backend, q, None, None, LAYER, batch)
     window = runner.runtime.window
-    assert "passed by" in caplog.text and not window.lse_rings and window.lse(window.groups[0], 1, torch.arange(2)) is None
+    assert (
+        "passed by" in caplog.text and not window.lse_rings and window.lse(window.groups[0], 1, torch.arange(2)) is None
+    )
     at = [len(world.names[row]) - 1 for row in (1, 2)]
-    assert torch.equal(window.rings[0][[1, 2], [p % W for p in at]], q.view(2, HEADS, DIM)), "the queries are kept all the same"
+    assert torch.equal(window.rings[0][[1, 2], [p % W for p in at]], q.view(2, HEADS, DIM)), (
+        "the queries are kept all the same"
+    )
 
 
 def test_a_prefill_without_requests_keeps_nothing(world):

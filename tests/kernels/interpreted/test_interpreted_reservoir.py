@@ -5,7 +5,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nexus_sglang.kernels import cases, reservoir
+from nexus_sglang.kernels import check_cases as cases
+from nexus_sglang.kernels import reservoir
 
 SEED, BATCH, BLOCKS = st.integers(0, 10_000), st.integers(1, 4), st.integers(1, 600)
 LAW = st.sampled_from(reservoir.LAWS)
@@ -23,7 +24,9 @@ def test_draws(**shape):
 def test_draws_of_extreme_keys(seed):
     identity = torch.tensor([[0, 1, -1, 2**63 - 1, -(2**63), 2**32]])
     event = torch.tensor([2**32 - 1])
-    assert torch.equal(reservoir.draw.kernel(seed, identity, event, 2), reservoir.draw.reference(seed, identity, event, 2))
+    assert torch.equal(
+        reservoir.draw.kernel(seed, identity, event, 2), reservoir.draw.reference(seed, identity, event, 2)
+    )
 
 
 @settings(max_examples=10)

@@ -5,7 +5,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nexus_sglang.kernels import cases, page_table
+from nexus_sglang.kernels import check_cases as cases
+from nexus_sglang.kernels import page_table
 from nexus_sglang.kernels.compact_rows import compact_rows
 from nexus_sglang.kernels.query_ring import keep_queries
 from nexus_sglang.kernels.walk_weights import walk_weights
@@ -14,7 +15,9 @@ SEED = st.integers(0, 10_000)
 
 
 @settings(max_examples=15)
-@given(seed=SEED, batch=st.integers(1, 4), window=st.integers(1, 20), blocks=st.integers(1, 700), steps=st.integers(0, 24))
+@given(
+    seed=SEED, batch=st.integers(1, 4), window=st.integers(1, 20), blocks=st.integers(1, 700), steps=st.integers(0, 24)
+)
 @example(seed=1, batch=2, window=16, blocks=4096, steps=3)
 def test_walk(**shape):
     outcome = cases.walk("cpu", **shape)

@@ -1,0 +1,163 @@
+"""Passages, questions, contestants: one prefill serves every policy, budget and setting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import torch
+
+from benchmarks.offline.choosing import choose_tokens, describe_blocks
+from benchmarks.offline.reader import Kept, Prefix, Reader
+from nexus_sglang.config import NexusConfig, TokenAmount
+from nexus_sglang.evaluation.recall import Question, Sample
+from nexus_sglang.evidence.measure import NEEDS
+from nexus_sglang.policy.base import Evidence, Policy
+
+SETTINGS = ("visible", "hidden")
+BATCH = 9
+"""Thinned caches that answer at once."""
+
+
+class Contestant(NamedTuple):
+    """A policy with one choice for all layers, as the server applies it. ``recent`` as in ``--kv-recent-tokens``."""
+
+    policy: Policy
+    recent: TokenAmount = TokenAmount(64)
+
+
+Reference = Callable[[Prefix, NexusConfig, int], Kept]
+"""A method in which each layer chooses for itself: (prefix, config, budget in tokens) -> kept tokens."""
+
+
+class Score(NamedTuple):
+    """Whether greedy decoding writes the whole answer; mean log-probability of its tokens; share of tokens kept."""
+
+    exact: bool
+    logprob: float
+    resident: float
+
+    def rounded(self) -> list:
+        return [int(self.exact), round(self.logprob, 3), round(self.resident, 4)]
+
+
+@dataclass
+class _Bench:
+    """Evidence of one prefix, measured once per head reduction."""
+
+    prefix: Prefix
+    block_size: int
+    cache: dict[str, Evidence]
+    needs: dict[str, dict[str, bool]]
+
+    @classmethod
+    def on(cls, prefix: Prefix, contestants: dict[str, Contestant | Reference], block_size: int) -> _Bench:
+        needs: dict[str, dict[str, bool]] = {}
+        for entry in contestants.values():
+            if isinstance(entry, Contestant):
+                wanted = needs.setdefault(entry.policy.head_reduction, {})
+                for need in NEEDS:
+                    wanted[need] = wanted.get(need, False) or getattr(entry.policy, need)
+        return cls(prefix, block_size, {}, needs)
+
+    def evidence(self, policy: Policy) -> Evidence:
+        kind = policy.head_reduction
+        if kind not in self.cache:
+            probe = SimpleNamespace(head_reduction=kind, **self.needs[kind])
+            self.cache[kind] = self.prefix.measure(probe, self.block_size)
+        return self.cache[kind]
+
+
+def thin(bench: _Bench, entry: Contestant | Reference, share: float, seed: int, reader: Reader) -> Kept:
+    """What one contestant keeps of a prefix at a budget given as a share of it."""
+    recent = entry.recent if isinstance(entry, Contestant) else TokenAmount(64)
+    config = NexusConfig("nexus", TokenAmount(share), bench.block_size, reader.window, recent_tokens=recent, seed=seed)
+    length = len(bench.prefix.ids)
+    budget = config.budget_tokens(length)
+    if not isinstance(entry, Contestant):
+        return entry(bench.prefix, config, budget)
+    identities = bench.prefix.identities(bench.block_size)
+    blocks = describe_blocks(length, identities, config, budget, entry.policy.memory_width)
+    tokens = choose_tokens(entry.policy, bench.evidence(entry.policy), blocks, config, budget)
+    return Kept.shared(tokens, reader.layers, reader.kv_heads)
+
+
+def without_last(kept: Kept, length: int) -> Kept:
+    """The same without the prefix's last token, which is then read again to get its logits from the thinned cache."""
+    return Kept(kept.index, [v & (i != length - 1) for i, v in zip(kept.index, kept.valid, strict=True)])
+
+
+def grade(logits: torch.Tensor, answer: list[int]) -> tuple[bool, float]:
+    """Exact match and mean log-probability from logits ``[len(answer), vocab]``, each after the right tokens before.
+
+    Greedy decoding writes the answer exactly when every argmax is right, so no decoding is needed.
+    """
+    logp = torch.log_softmax(logits, dim=-1)
+    right = torch.tensor(answer)
+    return bool((logits.argmax(dim=-1) == right).all()), float(logp[torch.arange(len(answer)), right].mean())
+
+
+def answer_thinned(
+    reader: Reader, prefix: Prefix, kept: dict[str, Kept], question: list[int] | None, answer: list[int]
+) -> dict[str, Score]:
+    """Every thinned cache answers. ``question`` None: it is the prefix's end already (visible)."""
+    length, grades = len(prefix.ids), {}
+    feed, start = (question, length) if question else (prefix.ids[-1:], length - 1)
+    different = list({entry.key(): entry for entry in kept.values()}.values())
+    for at in range(0, len(different), BATCH):
+        part = different[at : at + BATCH]
+        caches = [entry if question else without_last(entry, length) for entry in part]
+        logits = reader.continue_thinned(prefix, caches, feed + answer[:-1], start, len(answer))
+        grades.update({entry.key(): grade(row, answer) for entry, row in zip(part, logits, strict=True)})
+    return {label: Score(*grades[entry.key()], entry.count() / length) for label, entry in kept.items()}
+
+
+def run_sample(
+    reader: Reader,
+    sample: Sample,
+    contestants: dict[str, Contestant | Reference],
+    shares: list[float],
+    settings: tuple[str, ...] = SETTINGS,
+    block_size: int = 32,
+) -> list[dict]:
+    """All contestants on one sample.
+
+    Returns:
+        One record per question: task, seed, tokens of the passage, ``full`` and, per setting and share, per label, the
+        rounded :class:`Score`.
+    """
+    passage = reader.read(reader.ids(sample.passage))
+    hidden = _Bench.on(passage, contestants, block_size)
+    kept_hidden = {
+        share: {label: thin(hidden, entry, share, sample.seed, reader) for label, entry in contestants.items()}
+        for share in (shares if "hidden" in settings else [])
+    }
+    records = []
+    for question in sample.questions:
+        record = {"task": sample.task, "seed": sample.seed, "tokens": len(passage.ids)}
+        record.update(
+            _ask(reader, passage, question, contestants, shares, settings, kept_hidden, sample.seed, block_size)
+        )
+        records.append(record)
+    return records
+
+
+def _ask(reader, passage, question: Question, contestants, shares, settings, kept_hidden, seed, block_size) -> dict:
+    asked, answer = reader.ids(question.text), reader.ids(question.answer)
+    prompt = reader.read(asked, passage)
+    after = reader.read(answer[:-1], prompt, last=len(answer) - 1)
+    logits = torch.cat((prompt.logits, after.logits))
+    out = {"full": Score(*grade(logits, answer), 1.0).rounded()}
+    visible = _Bench.on(prompt, contestants, block_size)
+    for setting in settings:
+        out[setting] = {}
+        for share in shares:
+            if setting == "hidden":
+                scores = answer_thinned(reader, passage, kept_hidden[share], asked, answer)
+            else:
+                kept = {label: thin(visible, entry, share, seed, reader) for label, entry in contestants.items()}
+                scores = answer_thinned(reader, prompt, kept, None, answer)
+            out[setting][f"{share:g}"] = {label: score.rounded() for label, score in scores.items()}
+    return out

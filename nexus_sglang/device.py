@@ -1,0 +1,23 @@
+"""Between host and device. Everything the host waits for goes through :func:`download`; uploads do not wait."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def upload(
+    values: Sequence | torch.Tensor, device: str | torch.device, dtype: torch.dtype = torch.int64
+) -> torch.Tensor:
+    """Host numbers (a list, or a tensor on the CPU, which keeps its dtype) on the device.
+
+    ``torch.tensor(.., device=..)`` and a plain ``.to(device)`` would wait for everything queued on a GPU.
+    """
+    host = values if isinstance(values, torch.Tensor) else torch.tensor(values, dtype=dtype, device="cpu")
+    return host.to(device, non_blocking=True)
+
+
+def download(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor on the CPU; on a GPU the host waits for it."""
+    return tensor.cpu()

@@ -1,0 +1,333 @@
+"""``nexus-sglang eval``: starts a server per policy, or drives a running one, and writes results, report and plots."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import platform
+import shlex
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nexus_sglang import SGLANG_VERSION
+from nexus_sglang.config import ConfigError
+from nexus_sglang.harness.models import MODELS, ensure_model
+
+from .conversations import KINDS
+from .documents import TASKS
+from .plan import FULL, Job, Results, Settings, read_results
+
+RESULTS = "results.jsonl"
+SERVER_FLAGS = ("--max-total-tokens", "49152", "--chunked-prefill-size", "8192", "--max-running-requests", "48")
+AT_ONCE = 8
+"""Conversations that are played side by side on one server."""
+QUICK = dict(policies=(FULL, "nexus", "snapkv", "streaming-llm"), budgets=(0.2,), samples={1024: 3}, visible_samples={},
+             conversations=2, texts=1, text_tokens=1024)  # fmt: skip
+
+
+def add_command(commands: argparse._SubParsersAction) -> None:
+    text = (
+        "measure what eviction does to answers, through a real server: recall tasks, conversations, fidelity, your data"
+    )
+    command = commands.add_parser("eval", help=text, description=text)
+    add = command.add_argument
+    add("--model", default="smollm2-135m", help="model folder, or one of: " + ", ".join(sorted(MODELS)))
+    add("--url", help="drive this running server instead of starting one per policy")
+    add("--tokenizer", help="folder of the tokenizer (default: the model's; with --url, what the server names)")
+    add("--policies", type=_names, help=f"comma list; {FULL} is SGLang without eviction (default: full,nexus,snapkv)")
+    add("--budgets", type=_numbers, help="comma list of shares of the prompt, or token counts (default: 0.2)")
+    add("--lengths", type=_counts, metavar="LENGTH[:SAMPLES],...", help="documents, question hidden (default: 1024:10)")
+    add("--visible", type=_counts, metavar="LENGTH[:SAMPLES],...", help="documents, question visible (default: none)")
+    add("--tasks", type=_names, help=f"comma list (default: all thirteen): {', '.join(TASKS)}")
+    add("--conversations", type=int, metavar="N", help="conversations of each kind: " + ", ".join(KINDS))
+    add("--texts", type=int, metavar="N", help="texts streamed for KL, top-1 agreement and perplexity")
+    add("--text-tokens", type=int, help="length of a text (default: 2048)")
+    add("--text", type=Path, help="file the texts are cut from (default: CPython's documentation)")
+    add("--data", type=Path, help="JSON lines of your own chats: messages, expect, max_tokens")
+    add("--quick", action="store_true", help="a small run of everything: minutes on two CPU cores")
+    add("--servers", type=int, default=1, help="servers that run at a time (3 to 4 GB each on a CPU)")
+    add("--server-flags", default="", help="more flags for the servers that are started, as one string")
+    add("--first-seed", type=int, help="of documents and conversations (default: 1000)")
+    add(
+        "--out", type=Path, default=Path("eval-results"), help="folder of the result file; a second run goes on with it"
+    )
+    add("--document", type=Path, help="write the report to this file (default: report.md in --out)")
+    add("--report", action="store_true", help="only write report and plots from --out")
+    command.set_defaults(run=run, command_line=None)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in _names(text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 0.1,0.2,0.5") from None
+
+
+def _counts(text: str) -> dict[int, int]:
+    try:
+        pairs = [part.partition(":") for part in _names(text)]
+        return {int(length): int(count or 10) for length, _, count in pairs}
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list such as 1024:20,2048:50") from None
+
+
+def settings_of(args: argparse.Namespace) -> Settings:
+    """Settings from the command line; ``--quick`` gives other defaults.
+
+    Raises:
+        ConfigError: unknown policy or task, or an unusable number.
+    """
+    from nexus_sglang.policy import find_policy
+
+    if args.quick:
+        wanted: dict[str, Any] = dict(QUICK)
+    else:
+        wanted = dict(policies=(FULL, "nexus", "snapkv"), budgets=(0.2,), samples={1024: 10}, visible_samples={})
+    given = dict(policies=args.policies, budgets=args.budgets, samples=args.lengths, visible_samples=args.visible,
+                 tasks=args.tasks, conversations=args.conversations, texts=args.texts, text_tokens=args.text_tokens,
+                 first_seed=args.first_seed, text_file=str(args.text) if args.text else None)  # fmt: skip
+    wanted |= {name: value for name, value in given.items() if value is not None}
+    for policy in wanted["policies"]:
+        if policy != FULL:
+            try:
+                find_policy(policy)
+            except ConfigError as err:
+                raise ConfigError(str(err).replace("--kv-policy", "--policies", 1)) from None
+    return Settings(**wanted)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit status of ``nexus-sglang eval``: 0, or 1 when a server did not come up or went away."""
+    import requests
+
+    from nexus_sglang.harness.server import ServerError
+
+    from .report import write_report
+
+    if not args.report:
+        try:
+            measure(args, settings_of(args))
+        except (ServerError, requests.RequestException) as err:
+            print(
+                f"nexus-sglang: {err}\nWhat was measured is in {args.out}; the same command goes on.", file=sys.stderr
+            )
+            return 1
+    head, rows = read_results(args.out / RESULTS)
+    report = write_report(args.out, head, list(rows.values()), args.document)
+    print(report.summary)
+    print(f"written: {', '.join(str(path) for path in report.files)}", file=sys.stderr)
+    return 0
+
+
+def measure(args: argparse.Namespace, settings: Settings) -> None:
+    """Play what is missing from the result file.
+
+    Raises:
+        ConfigError, ModelError: a value cannot be used, or the model cannot be made.
+    """
+    from tqdm import tqdm
+
+    from .user_data import read_samples
+
+    if args.servers < 1:
+        raise ConfigError(f"--servers {args.servers} is not usable: give a whole number of at least 1")
+    data = read_samples(args.data) if args.data else []
+    begin, stop = time.monotonic(), threading.Event()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave no server behind
+    target = Driven(args) if args.url else Started(args)
+    head = {
+        "model": Path(target.model).name,
+        "sglang": SGLANG_VERSION,
+        "first_seed": settings.first_seed,
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()}, {platform.system()}",
+        "tasks": ",".join(settings.tasks) if settings.samples or settings.visible_samples else None,
+        "text": check_inputs(settings, data, target.tokenizer),
+        "commands": [command_line(args)],
+    }
+    results = Results(args.out / RESULTS, head)
+    check_data(args, data, results)
+    plans = {policy: _missing(settings, policy, data, results) for policy in target.policies(settings)}
+    with tqdm(total=sum(map(len, plans.values())), unit="job", smoothing=0.05) as bar:
+
+        def done(job: Job, row: dict[str, Any]) -> None:
+            results.add(job, row)
+            bar.update()
+
+        def play(policy: str) -> None:
+            if plans[policy] and not stop.is_set():
+                bar.write(f"{policy}: {len(plans[policy])} jobs", file=sys.stderr)
+                target.play(policy, Work(settings, plans[policy], data, done, stop))
+
+        with ThreadPoolExecutor(args.servers) as threads:
+            try:
+                for _ in threads.map(play, plans):
+                    pass
+            except BaseException:  # Ctrl-C as well: each server finishes what it is at, and is stopped
+                stop.set()
+                raise
+    print(f"measured in {(time.monotonic() - begin) / 60:.1f} minutes", file=sys.stderr)
+
+
+def check_inputs(settings: Settings, data: list, tokenizer: Any) -> str | None:
+    """Make every text and render a chat once, before hours of work.
+
+    Returns:
+        What the fidelity texts are cut from; None without any.
+
+    Raises:
+        ConfigError: a text is too short, or the tokenizer's template cannot render what is asked for.
+    """
+    from . import fidelity
+
+    system = [{"role": "system", "content": "x"}]
+    chats = [("--conversations", chat) for chat in (system, [*system, {"role": "user", "content": "y"}])]
+    chats = chats * bool(settings.conversations) + [("--data", sample.messages) for sample in data]
+    for flag, messages in chats:
+        try:
+            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as err:  # templates raise what they like
+            raise ConfigError(
+                f"{flag}: the chat template of this tokenizer does not render {str(messages)[:60]} ({str(err)[:120]}). "
+                f"Leave {flag} out, or give the folder of an instruct model's tokenizer with --tokenizer"
+            ) from None
+    if not settings.texts:
+        return None
+    path = Path(settings.text_file) if settings.text_file else None
+    fidelity.texts(path, settings.texts, settings.text_tokens, tokenizer)
+    if path is None:
+        return f"documentation of CPython {platform.python_version()}"
+    return f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
+
+
+def check_data(args: argparse.Namespace, data: list, results: Results) -> None:
+    """A result belongs to a line of ``--data``: the line must still ask what it asked.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    asked = {sample.line: sample.digest for sample in data}
+    for row in results.rows.values():
+        if data and row["kind"] == "data" and row.get("sample") not in (None, asked.get(row["seed"])):
+            raise ConfigError(
+                f"--data {args.data}, line {row['seed']}: --out {args.out} holds a result of another line. "
+                "Lines may be added at the end; use another --out for another file"
+            )
+
+
+class Work(NamedTuple):
+    """What one server is to do: jobs, the user's samples, who hears the rows, and whether to stop early."""
+
+    settings: Settings
+    jobs: list[Job]
+    data: list
+    done: Callable
+    stop: threading.Event
+
+
+def _missing(settings: Settings, policy: str, data: list, results: Results) -> list[Job]:
+    jobs = [*settings.jobs(policy)]
+    jobs += [
+        Job("data", "", policy, budget, 0, sample.line) for sample in data for budget in settings.budgets_of(policy)
+    ]
+    return [job for job in jobs if job.key not in results.rows]
+
+
+def command_line(args: argparse.Namespace) -> str:
+    """What was typed, without paths of this machine."""
+    words = args.command_line or sys.argv[1:]
+    given = (args.model if "/" in args.model else None, args.tokenizer, args.data, args.text, args.out, args.document)
+    folders = {str(path) for path in given if path}
+    return shlex.join(["nexus-sglang", *(Path(word).name if word in folders else word for word in words)])
+
+
+class Started:
+    """One server per policy, started here and stopped after."""
+
+    def __init__(self, args: argparse.Namespace):
+        self.args = args
+        self.model = args.model
+        if args.model in MODELS:
+            self.model = str(ensure_model(args.model, log=lambda line: print(line, file=sys.stderr, flush=True)))
+        self.tokenizer = load_tokenizer(args.tokenizer or self.model)
+
+    def policies(self, settings: Settings) -> tuple[str, ...]:
+        return settings.policies
+
+    def play(self, policy: str, work: Work) -> None:
+        from nexus_sglang.harness.server import Server
+
+        flags = [*SERVER_FLAGS, *shlex.split(self.args.server_flags)]
+        if policy != FULL:
+            flags += ["--kv-policy", policy]
+        with Server(self.model, *flags) as server:
+            play_all(server.url, policy, self.tokenizer, work)
+
+
+class Driven:
+    """One running server; its policy is the only one that can be asked for, every budget is a request hint."""
+
+    def __init__(self, args: argparse.Namespace):
+        import requests
+
+        self.url = args.url.rstrip("/")
+        try:
+            model = requests.get(self.url + "/model_info", timeout=30).json()
+            state = requests.get(self.url + "/server_info", timeout=30).json()["internal_states"][0]
+        except (requests.RequestException, ValueError, KeyError, IndexError) as err:
+            raise ConfigError(
+                f"--url {args.url} is not a running SGLang server ({err}): give http://HOST:PORT"
+            ) from None
+        self.model = model["model_path"]
+        self.served = state.get("nexus", {}).get("policy", FULL)
+        self.tokenizer = load_tokenizer(args.tokenizer or model.get("tokenizer_path") or self.model)
+        if args.policies and args.policies != (self.served,):
+            raise ConfigError(
+                f"--policies {','.join(args.policies)}: the server at {args.url} serves {self.served}. Leave --policies out; "
+                "to compare policies, run once per server with the same --out, one after the other"
+            )
+
+    def policies(self, settings: Settings) -> tuple[str, ...]:
+        return (self.served,)
+
+    def play(self, policy: str, work: Work) -> None:
+        play_all(self.url, policy, self.tokenizer, work)
+
+
+def play_all(url: str, policy: str, tokenizer: Any, work: Work) -> None:
+    """Every job of one policy on one server."""
+    from .runner import Runner, run_jobs
+
+    runner = Runner(url, policy, tokenizer, work.settings)
+    run_jobs(runner, [job for job in work.jobs if job.kind != "data"], AT_ONCE, work.done, work.stop)
+    lines = {sample.line: sample for sample in work.data}
+    for job in work.jobs:
+        if job.kind == "data" and not work.stop.is_set():
+            work.done(job, runner.data(lines[job.seed], job.budget))
+            runner.flush()
+
+
+def load_tokenizer(path: str) -> Any:
+    """The Hugging Face tokenizer of the served model.
+
+    Raises:
+        ConfigError: it cannot be loaded; names --tokenizer.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as err:
+        raise ConfigError(
+            f"--tokenizer {path} cannot be loaded ({str(err)[:120]}): give the served model's folder"
+        ) from None

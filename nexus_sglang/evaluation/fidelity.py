@@ -1,0 +1,94 @@
+"""How far a reduced cache moves the next-token distributions, without labels: KL, top-1 agreement, perplexity.
+
+A text is streamed: a first part, then steps of :data:`STEP` tokens, each a request on the prefix so far, after which the
+server evicts as it does for any prompt. The log-probabilities of a step's tokens come from what the steps before it left.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nexus_sglang.config import ConfigError
+
+STEP = 64
+TOP = 50
+"""Alternatives per position that are asked for."""
+
+
+class Position(NamedTuple):
+    """One predicted token: its log-probability, and the :data:`TOP` likeliest as token id -> log-probability."""
+
+    logprob: float
+    top: dict[int, float]
+
+
+def read_positions(meta: dict[str, Any]) -> list[Position]:
+    """Positions of one answer with ``return_logprob``; the first of the span has no prediction and is left out."""
+    own, top = meta["input_token_logprobs"], meta["input_top_logprobs"]
+    return [
+        Position(logprob, {token: value for value, token, _ in alternatives})
+        for (logprob, _, _), alternatives in zip(own, top, strict=True)
+        if logprob is not None
+    ]
+
+
+def divergence(full: Position, reduced: Position) -> float:
+    """KL(full || reduced) in nats over the tokens that both lists name, the rest as one outcome.
+
+    Merging outcomes never raises a divergence, so this is a lower bound of the KL over the vocabulary.
+    """
+    shared = full.top.keys() & reduced.top.keys()
+    total = sum(math.exp(full.top[token]) * (full.top[token] - reduced.top[token]) for token in shared)
+    rest = [max(1e-9, 1 - sum(math.exp(p.top[token]) for token in shared)) for p in (full, reduced)]
+    return max(0.0, total + rest[0] * math.log(rest[0] / rest[1]))
+
+
+def compare(full: list[Position], reduced: list[Position]) -> dict[str, float]:
+    """Means over positions: negative log-likelihood in nats, KL, share of equal likeliest tokens.
+
+    Raises:
+        ValueError: the two streams do not have the same positions.
+    """
+    if len(full) != len(reduced) or not full:
+        raise ValueError(f"{len(full)} positions with the full cache, {len(reduced)} with the reduced one")
+    best = lambda position: max(position.top, key=position.top.__getitem__)  # noqa: E731
+    n = len(full)
+    return {
+        "positions": n,
+        "nll": -sum(p.logprob for p in reduced) / n,
+        "kl": sum(map(divergence, full, reduced)) / n,
+        "top1": sum(best(a) == best(b) for a, b in zip(full, reduced, strict=True)) / n,
+    }
+
+
+def texts(path: Path | None, count: int, tokens: int, tokenizer: Any) -> list[list[int]]:
+    """``count`` long texts of exactly ``tokens`` token ids: from a file, cut into pieces, or CPython's own documentation.
+
+    The documentation (``pydoc_data.topics``) differs a little between Python versions; results name theirs.
+
+    Raises:
+        ConfigError: the file cannot be read or is too short.
+    """
+    if path is not None:
+        try:
+            ids = tokenizer.encode(path.read_text(encoding="utf-8"), add_special_tokens=False)
+        except (OSError, UnicodeDecodeError) as err:
+            raise ConfigError(f"--text {path} cannot be read ({err}): give a text file in UTF-8") from None
+        if len(ids) < count * tokens:
+            raise ConfigError(f"--text {path} has {len(ids)} tokens: give one with {count * tokens}, or fewer --texts")
+        return [ids[i * tokens : (i + 1) * tokens] for i in range(count)]
+    from pydoc_data import topics
+
+    longest = sorted(topics.topics.values(), key=lambda text: (-len(text), text))
+    # A topic has a few thousand tokens; where one is too short, the next is appended.
+    found, ids = [], []
+    for text in longest:
+        ids += tokenizer.encode(text, add_special_tokens=False)
+        if len(ids) >= tokens:
+            found.append(ids[:tokens])
+            ids = []
+        if len(found) == count:
+            return found
+    raise ConfigError(f"--texts {count} of {tokens} tokens are more than there is: use fewer, or --text FILE")

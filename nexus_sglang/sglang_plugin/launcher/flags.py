@@ -1,0 +1,143 @@
+"""``--kv-*`` flags for ``launch_server``, ``sglang serve`` and ``sgl.Engine``.
+
+SGLang's ``ServerArgs`` cannot take fields from outside, so the validated config travels in one environment
+variable, which scheduler processes inherit. It is set and cleared with every launch: off means off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+from nexus_sglang.config import ENV_CARRIER, ConfigError, NexusConfig
+from nexus_sglang.policy import make_policy
+from nexus_sglang.policy.probe import probe
+from nexus_sglang.sglang_plugin import self_check
+
+NO_RESIZE = "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING"
+"""SGLang would otherwise resize the pool under the page table once CUDA graphs are captured."""
+
+_HELP = {
+    "policy": "KV-cache eviction policy: a name listed by `nexus-sglang policies`, module:Class, or none",
+    "budget": "tokens a sequence may keep: a share of its prompt in (0, 1], or a count (default 0.2)",
+    "block_size": "tokens per block, the unit that is kept or evicted (default 32)",
+    "window": "recent queries whose attention judges the blocks (default 16)",
+    "sink_tokens": "first tokens of a sequence that are never evicted, in whole blocks (default 4)",
+    "recent_tokens": "newest tokens that are never evicted: a count, or a share of the budget (default 64)",
+    "min_tokens": "smallest budget; shorter sequences are never touched (default 128)",
+    "thin_to": "under memory pressure, thin cold cached nodes to these shares before dropping leaves, or none "
+    "(default 0.5,0.2,0.1)",
+    "thin_shared": "true to let memory pressure thin prefixes that several prompts share, last (default false)",
+    "pin_system": "false to evict from the system messages and tool definitions of chat requests like from the rest "
+    "(default true)",
+    "pin_first_user": "true to keep the first user message of chat requests too, and all before it: the task of an agent "
+    "(default false)",
+    "seed": "seed of the random draws (default 0)",
+    "policy_config": "JSON object with the policy's own fields",
+}
+
+
+def dest(field: str) -> str:
+    """argparse and Engine keyword of a config field."""
+    return "kv_policy_config" if field == "policy_config" else f"kv_{field}"
+
+
+def config_from(settings: dict[str, Any]) -> NexusConfig | None:
+    """Validated config from ``kv_*`` keywords; None when no policy is asked for.
+
+    Raises:
+        ConfigError: a bad value, or a ``kv_*`` setting without ``kv_policy``.
+    """
+    given = {field: settings[dest(field)] for field in _HELP if settings.get(dest(field)) is not None}
+    policy = given.get("policy")
+    if policy is None or policy == "none":
+        stray = [f"--{dest(f).replace('_', '-')}" for f in given if f != "policy"]
+        if stray and policy is None:
+            raise ConfigError(f"{', '.join(stray)} without --kv-policy: add --kv-policy nexus")
+        return None
+    modes = {name: os.environ.get(f"NEXUS_SGLANG_{name.upper()}") == "1" for name in ("debug", "timing")}
+    config = NexusConfig(**modes, **given)
+    probe(make_policy(config.policy, config.policy_config))
+    return config
+
+
+def publish(config: NexusConfig | None) -> None:
+    """Hand the config to the processes this one will start."""
+    if config is None:
+        if os.environ.pop(ENV_CARRIER, None) is not None:
+            os.environ.pop(NO_RESIZE, None)
+        return
+    self_check.check_launch()
+    os.environ[ENV_CARRIER] = config.to_json()
+    os.environ[NO_RESIZE] = "0"
+
+
+def stamp(server_args: Any, config: NexusConfig | None) -> Any:
+    """Publish the config and tie it to these arguments, so that a launch with other arguments does not inherit it."""
+    publish(config)
+    server_args._nexus_config = config
+    return server_args
+
+
+def current() -> NexusConfig | None:
+    """The published config of this process."""
+    text = os.environ.get(ENV_CARRIER)
+    return NexusConfig.from_json(text) if text else None
+
+
+def add_cli_args(result: Any, parser: argparse.ArgumentParser) -> None:
+    """AFTER ``ServerArgs.add_cli_args``."""
+    group = parser.add_argument_group("KV-cache eviction (nexus-sglang)")
+    for field, text in _HELP.items():
+        group.add_argument(f"--{dest(field).replace('_', '-')}", dest=dest(field), type=str, default=None, help=text)
+
+
+def from_cli_args(original, cls, args: argparse.Namespace):
+    """AROUND ``ServerArgs.from_cli_args``."""
+    try:
+        config = config_from(vars(args))
+    except ConfigError as err:
+        raise SystemExit(f"error: {err}") from None
+    if config is not None and (config.pin_system or config.pin_first_user):
+        from nexus_sglang.sglang_plugin.entry import install_chat_hooks
+
+        install_chat_hooks()  # this process will serve HTTP; an Engine takes no chat messages
+    return stamp(original(cls, args), config)
+
+
+def engine_args(engine, **kwargs):
+    """In place of ``Engine.server_args_class``: takes our keywords out and publishes them.
+
+    SGLang loads plugins inside ``Engine.__init__``, so wrapping that would miss the first engine of a process.
+    """
+    from sglang.srt.server_args import ServerArgs
+
+    config = config_from({dest(field): kwargs.pop(dest(field)) for field in _HELP if dest(field) in kwargs})
+    return stamp(ServerArgs(**kwargs), config)
+
+
+class ReadyMadeArgs:
+    """``Engine.server_args``, set by ``Engine.__init__`` once plugins are loaded: refuses ``kv_*`` keywords beside a
+    ``server_args`` that the caller made, where SGLang reads no other keyword and the engine would serve without eviction.
+
+    Looks at that function's own keywords, for the reason given in :func:`engine_args`.
+    """
+
+    def __get__(self, engine, owner=None):
+        if engine is None:
+            return self
+        if "server_args" not in vars(engine):
+            raise AttributeError("server_args")
+        return vars(engine)["server_args"]
+
+    def __set__(self, engine, value):
+        given = sys._getframe(1).f_locals.get("kwargs") or {}
+        stray = [f"{name}={given[name]!r}" for name in map(dest, _HELP) if given.get(name) is not None]
+        if "server_args" in given and stray:
+            raise ConfigError(
+                f"sgl.Engine(server_args=..., {', '.join(stray)}): SGLang reads no other keyword beside server_args. "
+                f"Give the server's arguments as keywords too: sgl.Engine(model_path=..., {', '.join(stray)})"
+            )
+        vars(engine)["server_args"] = value

@@ -1,0 +1,42 @@
+"""What the server tests share."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from nexus_sglang.harness.server import Server, free_port
+
+__all__ = ["Server", "free_port", "nexus_of", "output_ids", "prose", "text_ids"]
+
+
+def output_ids(answer: dict[str, Any]) -> list[int]:
+    return answer["output_ids"]
+
+
+def nexus_of(answer: dict[str, Any]) -> dict[str, Any]:
+    """What the request held, from its meta_info."""
+    return answer["meta_info"]["nexus"][0]
+
+
+def text_ids(tokenizer: Any, tokens: int, seed: int) -> list[int]:
+    """Exactly ``tokens`` ids of varied English-like text."""
+    return tokenizer.encode(prose(tokens, seed))[:tokens]
+
+
+def prose(words: int, seed: int) -> str:
+    """At least ``words`` words, deterministic."""
+    rng = random.Random(seed)
+    subjects = "the ferry,a courier,our teacher,the old bridge,this garden,every student,the council,a violin".split(
+        ","
+    )
+    verbs = "crossed,remembered,painted,ignored,repaired,sold,followed,described".split(",")
+    objects = "the harbour,a blue letter,seven lanterns,the northern road,an empty theatre,the winter market".split(",")
+    tails = "before noon,without a word,in heavy rain,for the third time,near the station,as promised".split(",")
+    sentences, count = [], 0
+    while count < words:
+        s = " ".join(rng.choice(part) for part in (subjects, verbs, objects, tails))
+        s = f"{s} in {rng.randint(1400, 2100)}."
+        sentences.append(s[0].upper() + s[1:])
+        count += len(s.split())
+    return " ".join(sentences)
