@@ -8,8 +8,9 @@ import json
 import os
 import sys
 
+from nexus_sglang.errors import ConfigError
+
 from . import __version__
-from .config import ConfigError
 from .evaluation import command as suite
 from .harness.models import MODELS, ModelError, ensure_model
 

@@ -12,12 +12,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from nexus_sglang.errors import ConfigError
+
 ENV_CARRIER = "NEXUS_SGLANG_CONFIG"
 """Environment variable that carries the validated config from the launching process to the schedulers."""
-
-
-class ConfigError(ValueError):
-    """A setting is not usable. The message names the flag, the value and a legal alternative."""
 
 
 @dataclass(frozen=True)

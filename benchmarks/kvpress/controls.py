@@ -67,7 +67,7 @@ def choose(prefix: Prefix, variant: Variant, evidence: Evidence) -> torch.Tensor
     length = len(prefix.ids)
     config = NexusConfig("snapkv", TokenAmount(BUDGET), block_size=variant.block_size, window=variant.window)
     budget = config.budget_tokens(length)
-    blocks = describe_blocks(length, prefix.identities(config.block_size), config, budget, variant.policy.memory_width)
+    blocks = describe_blocks(length, prefix.identities(config.block_size), config, budget, variant.policy.state_width)
     if evidence.attention is not None:
         evidence = evidence._replace(attention=evidence.attention[-variant.window :])
     return choose_tokens(variant.policy, evidence, blocks, config, budget)

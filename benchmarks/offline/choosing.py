@@ -23,7 +23,7 @@ def describe_blocks(
 
     Args:
         length: tokens of the sequence. identities: int64, one per block of the whole sequence.
-        width: floats of memory per block. resident: int64 ``[R]``, positions still cached; None is all of them.
+        width: floats of state per block. resident: int64 ``[R]``, positions still cached; None is all of them.
     """
     size = config.block_size
     positions = torch.arange(length) if resident is None else resident

@@ -79,7 +79,7 @@ def thin(bench: _Bench, entry: Contestant | Reference, share: float, seed: int, 
     if not isinstance(entry, Contestant):
         return entry(bench.prefix, config, budget)
     identities = bench.prefix.identities(bench.block_size)
-    blocks = describe_blocks(length, identities, config, budget, entry.policy.memory_width)
+    blocks = describe_blocks(length, identities, config, budget, entry.policy.state_width)
     tokens = choose_tokens(entry.policy, bench.evidence(entry.policy), blocks, config, budget)
     return Kept.shared(tokens, reader.layers, reader.kv_heads)
 

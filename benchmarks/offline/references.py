@@ -50,7 +50,7 @@ def _snap_scores(prefix: Prefix, layer: int) -> torch.Tensor:
     """float32 ``[Hkv, T - W]``: SnapKV's pooled window mean per KV head, of the tokens before the window."""
     rows = _attention(prefix, layer, 1, False).mean(dim=0)
     heads = prefix.keys[layer].shape[0]
-    scores = rows.view(heads, -1, rows.shape[-1]).mean(dim=1)[:, : len(prefix.ids) - prefix.window.window]
+    scores = rows.view(heads, -1, rows.shape[-1]).mean(dim=1)[:, : len(prefix.ids) - prefix.window.size]
     return torch.nn.functional.max_pool1d(scores[None], POOL, stride=1, padding=POOL // 2)[0]
 
 
@@ -72,13 +72,13 @@ def _snap(prefix: Prefix, rooms: list[int]) -> Kept:
     for layer, room in enumerate(rooms):
         scores = _snap_scores(prefix, layer)
         best = scores.topk(min(room, scores.shape[1]), dim=1).indices
-        pairs.append(_with_window(list(best), len(prefix.ids), prefix.window.window))
+        pairs.append(_with_window(list(best), len(prefix.ids), prefix.window.size))
     return Kept([index for index, _ in pairs], [valid for _, valid in pairs])
 
 
 def snapkv_per_layer(prefix: Prefix, config: NexusConfig, budget: int) -> Kept:
     """SnapKV (arXiv 2404.14469): tokens, per layer and KV head, window mean, max pooling, the same room everywhere."""
-    return _snap(prefix, [budget - prefix.window.window] * len(prefix.keys))
+    return _snap(prefix, [budget - prefix.window.size] * len(prefix.keys))
 
 
 def pyramid_rooms(room: int, layers: int, longest: int) -> list[int]:
@@ -93,7 +93,7 @@ def pyramid_rooms(room: int, layers: int, longest: int) -> list[int]:
 
 def pyramidkv_per_layer(prefix: Prefix, config: NexusConfig, budget: int) -> Kept:
     """PyramidKV (arXiv 2406.02069): SnapKV with more room in the first layers than in the last."""
-    window = prefix.window.window
+    window = prefix.window.size
     return _snap(prefix, pyramid_rooms(budget - window, len(prefix.keys), len(prefix.ids) - window))
 
 
@@ -114,9 +114,9 @@ def ada_snapkv_per_layer(prefix: Prefix, config: NexusConfig, budget: int) -> Ke
     pairs = []
     for layer in range(len(prefix.keys)):
         scores = _snap_scores(prefix, layer)
-        rooms = ada_rooms(scores, budget - prefix.window.window)
+        rooms = ada_rooms(scores, budget - prefix.window.size)
         chosen = [row.topk(min(room, len(row))).indices for row, room in zip(scores, rooms, strict=True)]
-        pairs.append(_with_window(chosen, len(prefix.ids), prefix.window.window))
+        pairs.append(_with_window(chosen, len(prefix.ids), prefix.window.size))
     return Kept([index for index, _ in pairs], [valid for _, valid in pairs])
 
 

@@ -94,7 +94,7 @@ def one_event(prefix: Prefix, entries: dict[str, Contestant], needed: list[set[i
             for seed in draws(entry):
                 config = NexusConfig("nexus", TokenAmount(share), recent_tokens=entry.recent, seed=seed)
                 budget = config.budget_tokens(length)
-                blocks = describe_blocks(length, identities, config, budget, entry.policy.memory_width)
+                blocks = describe_blocks(length, identities, config, budget, entry.policy.state_width)
                 kept, _ = choose_blocks(entry.policy, evidence[kind], blocks, length - budget, BLOCK)
                 hits += [blocks_of <= set(kept.tolist()) for blocks_of in needed]
             out[label].append(sum(hits) / len(hits))
@@ -109,7 +109,7 @@ class Stream:
         self.config = NexusConfig("nexus", TokenAmount(0.2), recent_tokens=entry.recent, seed=seed)
         self.budget = self.config.budget_tokens(length)
         self.resident = torch.zeros(0, dtype=torch.int64)
-        self.memory = torch.full((-(-length // BLOCK), entry.policy.memory_width), math.nan)
+        self.state = torch.full((-(-length // BLOCK), entry.policy.state_width), math.nan)
 
     def step(self, prefix: Prefix, identities: torch.Tensor) -> None:
         length = len(prefix.ids)
@@ -118,11 +118,11 @@ class Stream:
         if len(self.resident) <= self.budget:
             return
         blocks = describe_blocks(length, identities, self.config, self.budget, 0, self.resident)
-        blocks = blocks._replace(memory=self.memory[blocks.index])
+        blocks = blocks._replace(state=self.state[blocks.index])
         evidence = prefix.measure(self.policy, BLOCK, self.resident)
         kept, verdict = choose_blocks(self.policy, evidence, blocks, len(self.resident) - self.budget, BLOCK)
-        if verdict.memory is not None:
-            self.memory[blocks.index] = verdict.memory.float()
+        if verdict.state is not None:
+            self.state[blocks.index] = verdict.state.float()
         self.resident = self.resident[torch.isin(self.resident // BLOCK, kept)]
 
 

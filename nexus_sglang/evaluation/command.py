@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nexus_sglang import SGLANG_VERSION
-from nexus_sglang.config import ConfigError
+from nexus_sglang.errors import ConfigError
 from nexus_sglang.harness.models import MODELS, ensure_model
 
 from .conversations import KINDS

@@ -10,7 +10,7 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nexus_sglang.config import ConfigError
+from nexus_sglang.errors import ConfigError
 
 STEP = 64
 TOP = 50

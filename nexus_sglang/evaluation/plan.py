@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nexus_sglang.config import ConfigError, TokenAmount
+from nexus_sglang.config import TokenAmount
+from nexus_sglang.errors import ConfigError
 
 from .conversations import KINDS, PINS
 from .documents import SMALLEST, TASKS

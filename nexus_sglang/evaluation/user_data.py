@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nexus_sglang.config import ConfigError
+from nexus_sglang.errors import ConfigError
 
 EXAMPLE = '{"messages": [{"role": "user", "content": "What is 2 + 2?"}], "expect": ["4"]}'
 

@@ -12,24 +12,24 @@ from bisect import bisect_left
 
 import torch
 
-from nexus_sglang.kv_slots.page_table import IntegrityError
+from nexus_sglang.errors import IntegrityError
 
 
-class Layout:
+class BlockMap:
     """Blocks of one row.
 
     Attributes:
-        reading: ``CompactRows.readings`` of the row when it was read; another number means it changed otherwise.
+        reading: ``CompactRows.generations`` of the row when it was read; another number means it changed otherwise.
         index, tokens: known blocks, ascending, and how many resident tokens each has.
         hidden: whole blocks of which only the number is known.
         head: hidden blocks stand at this position (in tokens) or later, and before the known blocks that do too.
         length: tokens of the sequence it describes.
     """
 
-    def __init__(self, positions: torch.Tensor, block_size: int, length: int, reading: int):
+    def __init__(self, positions: torch.Tensor, block_size: int, length: int, generation: int):
         """``positions``: int64 ``[T]`` on the host, the row's resident tokens."""
         index, tokens = torch.unique_consecutive(positions // block_size, return_counts=True)
-        self.size, self.length, self.reading = block_size, length, reading
+        self.size, self.length, self.generation = block_size, length, generation
         self.index: list[int] = index.tolist()
         self.tokens: list[int] = tokens.tolist()
         self.hidden = self.head = 0
@@ -40,7 +40,7 @@ class Layout:
         return len(self.index) + self.hidden
 
     @property
-    def live(self) -> int:
+    def resident(self) -> int:
         """Resident tokens."""
         return sum(self.tokens) + self.hidden * self.size
 
@@ -98,14 +98,14 @@ class Layout:
         Raises:
             IntegrityError: with what is known and what is there.
         """
-        there = Layout(positions, self.size, self.length, self.reading)
+        there = BlockMap(positions, self.size, self.length, self.generation)
         real, known = (dict(zip(x.index, x.tokens, strict=True)) for x in (there, self))
         rest = {block: tokens for block, tokens in real.items() if block not in known}
         hidden = all(tokens == self.size and block * self.size >= self.head for block, tokens in rest.items())
         if not known.items() <= real.items() or len(rest) != self.hidden or not hidden:
             raise IntegrityError(
-                f"layout at {self.length} tokens: known {known} and {self.hidden} hidden blocks of {self.size} from position "
-                f"{self.head} on, but the row has {real}"
+                f"block map at {self.length} tokens: known {known} and {self.hidden} hidden blocks of {self.size} "
+                f"from position {self.head} on, but the row has {real}"
             )
 
     def _first(self, head: int) -> int:

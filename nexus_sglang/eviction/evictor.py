@@ -1,7 +1,7 @@
 """When to evict, how much, and from which blocks. Joins policy, statistics and memory; knows no scheduler.
 
 Whether a sequence loses tokens, and how many, is decided from host numbers; which blocks go is decided on the device. The
-host waits for the device when it does not know a row's blocks (``layout.py``): at the first event after a prefill, and
+host waits for the device when it does not know a row's blocks (``block_map.py``): at the first event after a prefill, and
 after others have changed the row. Such an event waits twice, for the row's positions and for a word on whether the
 policy's numbers were any good. Where blocks are not whole, because another reader's eviction has cut through them, the
 host also needs their order. All other events wait for nothing. An event that clips the protection reads all rows anew.
@@ -14,13 +14,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
 from nexus_sglang.config import NexusConfig
 from nexus_sglang.device import download, upload
+from nexus_sglang.errors import IntegrityError, PolicyError
 from nexus_sglang.evidence.measure import lse_error, measure
 from nexus_sglang.evidence.query_window import QueryWindow
 from nexus_sglang.evidence.score_group import ALONE, ScoreGroup
@@ -28,44 +28,17 @@ from nexus_sglang.kernels import reservoir
 from nexus_sglang.kernels.block_attention import block_starts
 from nexus_sglang.kv_slots.block_ledger import BlockLedger
 from nexus_sglang.kv_slots.compact_rows import CompactRows
-from nexus_sglang.kv_slots.page_table import IntegrityError, PageTable
+from nexus_sglang.kv_slots.page_table import PageTable
 from nexus_sglang.policy.base import Blocks, Policy, Weighing
 
-from .block_map import Layout
+from .block_map import BlockMap
+from .counters import Counters
 from .sequence import RunningSequence
 
 logger = logging.getLogger(__name__)
 
 LSE_TOLERANCE = 0.02
 """How far a log-sum-exp of half-precision scores may be off: two hundredths are two per cent of the attention."""
-
-
-class PolicyError(RuntimeError):
-    """A policy returned something that cannot be an order of blocks."""
-
-
-@dataclass
-class Counters:
-    """What happened since the server started (``/server_info`` and the log line show them).
-
-    The seconds are counted with ``NEXUS_SGLANG_TIMING=1`` only.
-    """
-
-    sequences: int = 0
-    sequences_over_budget: int = 0
-    eviction_events: int = 0
-    blocks_evicted: int = 0
-    tokens_evicted: int = 0
-    chunk_evictions: int = 0
-    holes_healed: int = 0
-    budget_held_by_shared: int = 0
-    protection_clipped: int = 0
-    nodes_thinned: int = 0
-    tokens_thinned: int = 0
-    tokens_dropped_with_leaves: int = 0
-    retractions: int = 0
-    decode_seconds: float = 0.0
-    decode_eviction_seconds: float = 0.0
 
 
 def forced_blocks(index: torch.Tensor, block_size: int, head: int, recent: int) -> torch.Tensor:
@@ -95,7 +68,7 @@ class Evictor:
     """Applies one policy to the page table.
 
     Args:
-        ceiling: most tokens any sequence may hold once it has been evicted from (the pool's largest budget).
+        largest_budget: most tokens any sequence may hold once it has been evicted from (the pool's largest budget).
         table, rows, ledger, window: all on one device.
         keys_of, values_of: layer id -> pool buffer ``[physical slots, kv heads, head dim]``.
         group: ranks that hold the other heads of the same sequences; they must call the same methods in the same order.
@@ -105,7 +78,7 @@ class Evictor:
         self,
         config: NexusConfig,
         policy: Policy,
-        ceiling: int,
+        largest_budget: int,
         table: PageTable,
         rows: CompactRows,
         ledger: BlockLedger,
@@ -114,7 +87,7 @@ class Evictor:
         values_of: Callable[[int], torch.Tensor],
         group: ScoreGroup = ALONE,
     ):
-        self.config, self.policy, self.ceiling = config, policy, ceiling
+        self.config, self.policy, self.largest_budget = config, policy, largest_budget
         self.table, self.rows, self.ledger, self.window = table, rows, ledger, window
         self.keys_of, self.values_of, self.group = keys_of, values_of, group
         self.counters = Counters()
@@ -159,7 +132,7 @@ class Evictor:
 
     def after_decode(self, seq: RunningSequence, protected: Callable[[], int]) -> None:
         """One token was decoded; a block goes each time one block has been gained."""
-        if seq.evictable and self.rows.live[seq.row] >= max(seq.budget, seq.floor) + self.config.block_size:
+        if seq.evictable and self.rows.resident[seq.row] >= max(seq.budget, seq.floor) + self.config.block_size:
             self.enforce(seq, protected(), slack=self.config.block_size - 1)
 
     def enforce(self, seq: RunningSequence, protected: int, slack: int) -> bool:
@@ -171,17 +144,17 @@ class Evictor:
         Returns:
             Whether an event took place.
         """
-        live = self.rows.live[seq.row]
+        live = self.rows.resident[seq.row]
         if not seq.evictable or live <= seq.budget + slack:
             return False
         private = self.config.private_floor(seq.budget)
         wished = self.config.whole_blocks(max(protected, seq.pinned))
-        layout, news = self._layout(seq, max(wished, self.config.sink_length))
-        protected, held = wished, layout.held(wished)
-        if held > self.ceiling - private:
+        block_map, news = self._block_map(seq, max(wished, self.config.sink_length))
+        protected, held = wished, block_map.held(wished)
+        if held > self.largest_budget - private:
             self.counters.protection_clipped += 1
-            protected = layout.fit(self.ceiling - private)
-            held = layout.held(protected)
+            protected = block_map.fit(self.largest_budget - private)
+            held = block_map.held(protected)
         seq.floor = held + private if held else 0
         target = max(seq.budget, seq.floor)
         if target > seq.budget:
@@ -192,29 +165,31 @@ class Evictor:
             seq.over_budget = True
             self.counters.sequences_over_budget += 1
         freed = self._evict(
-            seq, layout, live - target, max(protected, self.config.sink_length), news or not seq.evictions
+            seq, block_map, live - target, max(protected, self.config.sink_length), news or not seq.evictions
         )
         # A clipped protection may have cost a token that other rows hold: none may list a slot that is gone.
         self.rows.rebuild_all() if protected < wished else self.rows.rebuild(seq.row, live - freed)
         if self.config.debug:
-            seq.layout.check_integrity(self.rows.resident_positions(seq.row))
+            seq.block_map.check_integrity(self.rows.resident_positions(seq.row))
         return True
 
-    def _layout(self, seq: RunningSequence, head: int) -> tuple[Layout, bool]:
+    def _block_map(self, seq: RunningSequence, head: int) -> tuple[BlockMap, bool]:
         """What the host knows of the row, its blocks before position ``head`` included; and whether it had to ask."""
         row, rows = seq.row, self.rows
-        if seq.layout is not None and seq.layout.reading == rows.readings[row]:
-            seq.layout.grow(rows.length[row])
-            if seq.layout.knows(head) and seq.layout.live == rows.live[row]:
-                return seq.layout, False
+        if seq.block_map is not None and seq.block_map.generation == rows.generations[row]:
+            seq.block_map.grow(rows.length[row])
+            if seq.block_map.knows(head) and seq.block_map.resident == rows.resident[row]:
+                return seq.block_map, False
         return self._read(seq), True
 
-    def _read(self, seq: RunningSequence) -> Layout:
+    def _read(self, seq: RunningSequence) -> BlockMap:
         row, rows = seq.row, self.rows
-        seq.layout = Layout(rows.resident_positions(row), self.config.block_size, rows.length[row], rows.readings[row])
-        return seq.layout
+        seq.block_map = BlockMap(
+            rows.resident_positions(row), self.config.block_size, rows.length[row], rows.generations[row]
+        )
+        return seq.block_map
 
-    def _evict(self, seq: RunningSequence, layout: Layout, excess: int, head: int, check: bool) -> int:
+    def _evict(self, seq: RunningSequence, block_map: BlockMap, excess: int, head: int, check: bool) -> int:
         """One event: measure, choose, unmap, record. The caller rebuilds the rows.
 
         Args:
@@ -225,18 +200,18 @@ class Evictor:
         """
         size, length = self.config.block_size, self.rows.length[seq.row]
         recent = length - self.config.recent_length(seq.budget)
-        candidates, whole = layout.candidates(head, recent)
+        candidates, whole = block_map.candidates(head, recent)
         if candidates == 0:
             return 0
-        if not whole and layout.hidden:
-            layout = self._read(seq)
-        row = self._look(seq.row, layout)
+        if not whole and block_map.hidden:
+            block_map = self._read(seq)
+        row = self._look(seq.row, block_map)
         if self.config.debug:
             self._require_lse(seq.row, row)
         names = self._names(seq, row, head, recent)
         free, count = names.candidates, min(candidates, math.ceil(excess / size))
-        places, weighing = self._judge(seq.row, length, row, names, layout.blocks, candidates - count,
-                                       self.rows.changed[seq.row])  # fmt: skip
+        places, weighing = self._judge(seq.row, length, row, names, block_map.blocks, candidates - count,
+                                       self.rows.seen_from[seq.row])  # fmt: skip
         if check:
             self._require_numbers()
         if whole:
@@ -245,20 +220,20 @@ class Evictor:
                 (row.starts[gone].long()[:, None] + torch.arange(size, device=gone.device)).flatten(),
                 count * size,
             )
-            layout.hide(head, recent, count)
+            block_map.hide(head, recent, count)
         else:
-            gone, leaves, freed = self._cut(places, layout, candidates, excess)
-        # A forced block has not been judged: its memory starts when it becomes a candidate.
+            gone, leaves, freed = self._cut(places, block_map, candidates, excess)
+        # A forced block has not been judged: its state starts when it becomes a candidate.
         self.ledger.write(row.virtual, row.ordinal, *weighing, judged=free[row.ordinal])
         self.table.evict(row.virtual[leaves], mapped=freed)
         self._record(seq, length, row.index[gone], freed)
         return freed
 
-    def _look(self, row: int, layout: Layout) -> Row:
+    def _look(self, row: int, block_map: BlockMap) -> Row:
         """The row's resident tokens and blocks, on the device."""
-        where, slots = (x[row, : layout.live].long() for x in (self.rows.positions, self.rows.slots))
+        where, slots = (x[row, : block_map.resident].long() for x in (self.rows.positions, self.rows.slots))
         virtual = self.rows.req_to_token[row, where].long()
-        return Row(virtual, slots, where, *self._blocks(where, layout.blocks))
+        return Row(virtual, slots, where, *self._blocks(where, block_map.blocks))
 
     def _require_lse(self, row: int, tokens: Row) -> None:
         """Wait for the device.
@@ -267,7 +242,7 @@ class Evictor:
             IntegrityError: the attention backend told another log-sum-exp than that of the row's keys.
         """
         error = lse_error(self.window, self.keys_of, row, self.rows.length[row], tokens.slots, tokens.positions,
-                          self.rows.changed[row])  # fmt: skip
+                          self.rows.seen_from[row])  # fmt: skip
         if error > LSE_TOLERANCE:
             raise IntegrityError(f"row {row}: the log-sum-exp that the attention backend told is off by {error:.3f}")
 
@@ -283,8 +258,8 @@ class Evictor:
         size, length = self.config.block_size, self.rows.length[seq.row]
         forced = forced_blocks(row.index, size, head, recent)
         identity = seq.identities(length // size + 1, size, row.index.device)[row.index]
-        memory = self.ledger.read(row.virtual[row.starts[:-1].long()])
-        return Blocks(row.index, forced, identity, memory, length, self.config.seed)
+        state = self.ledger.read(row.virtual[row.starts[:-1].long()])
+        return Blocks(row.index, forced, identity, state, length, self.config.seed)
 
     def _judge(
         self, row: int, length: int, tokens: Row, names: Blocks, blocks: int, keep: int, changed: int
@@ -339,7 +314,7 @@ class Evictor:
 
     @staticmethod
     def _cut(
-        places: torch.Tensor, layout: Layout, candidates: int, excess: int
+        places: torch.Tensor, block_map: BlockMap, candidates: int, excess: int
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
         """The blocks to go where they are not whole: as many as hold ``excess`` tokens. Waits for their order.
 
@@ -347,11 +322,11 @@ class Evictor:
             Blocks (int64 ``[k]``, ascending) and their tokens (int64 ``[freed]``) on the device, and ``freed``.
         """
         order = torch.argsort(download(places), descending=True, stable=True)[-candidates:]
-        tokens = torch.tensor(layout.tokens, device="cpu")
+        tokens = torch.tensor(block_map.tokens, device="cpu")
         gone = order[: int(torch.searchsorted(tokens[order].cumsum(0), excess)) + 1].sort().values
         ends = tokens.cumsum(0)
         leaves = torch.cat([torch.arange(int(ends[i] - tokens[i]), int(ends[i]), device="cpu") for i in gone])
-        layout.drop(gone.tolist())
+        block_map.drop(gone.tolist())
         return upload(gone, places.device), upload(leaves, places.device), len(leaves)
 
     def _record(self, seq: RunningSequence, length: int, blocks: torch.Tensor, tokens: int) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from nexus_sglang.device import download, upload
 
-from .block_map import Layout
+from .block_map import BlockMap
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
@@ -46,7 +46,7 @@ class RunningSequence:
         prefill_left: prompt tokens still to be prefilled. thinned_in_prefill: evicted from between its chunks.
         returned: it was evicted from, retracted, and holds a row again. peak: most tokens it ever held resident.
         evictions, tokens_evicted: events so far, and the tokens they took; what was computed again may go again.
-        layout: what the host knows of its row, or None.
+        block_map: what the host knows of its row, or None.
         report: what it held when it left its row, or None while it runs.
     """
 
@@ -68,7 +68,7 @@ class RunningSequence:
     over_budget: bool = False
     evictions: int = 0
     tokens_evicted: int = 0
-    layout: Layout | None = None
+    block_map: BlockMap | None = None
     report: dict | None = None
     _events: list[EvictionEvent] = field(default_factory=list, repr=False)
     _identities: torch.Tensor | None = field(default=None, repr=False)

@@ -63,7 +63,7 @@ class QueryWindow:
     def __init__(
         self, layers: dict[int, LayerShape], rows: int, window: int, dtype: torch.dtype, device, with_lse: bool = False
     ):
-        self.layers, self.window, self.device = layers, window, device
+        self.layers, self.size, self.device = layers, window, device
         self.groups = []
         for shape in dict.fromkeys(layers.values()):
             ids = [layer for layer, other in layers.items() if other == shape]
@@ -91,10 +91,10 @@ class QueryWindow:
         """Plan for a prefill batch: per request, its row, tokens before this pass and tokens in it."""
         tokens, owners, slots, offset = [], [], [], 0
         for row, before, n in zip(rows, prefix, extend, strict=True):
-            for i in range(max(0, n - self.window), n):
+            for i in range(max(0, n - self.size), n):
                 tokens.append(offset + i)
                 owners.append(row)
-                slots.append((before + i) % self.window)
+                slots.append((before + i) % self.size)
             offset += n
         return CapturePlan(*upload([tokens, owners, slots], device))
 
@@ -103,7 +103,7 @@ class QueryWindow:
 
         Computed from these tensors alone, so a CUDA graph that records it follows them when it is replayed.
         """
-        return CapturePlan(None, rows.long(), positions.long() % self.window)
+        return CapturePlan(None, rows.long(), positions.long() % self.size)
 
     def capture(self, layer: int, queries: torch.Tensor, plan: CapturePlan, lse: torch.Tensor | None = None) -> None:
         """Store queries ``[tokens, heads, head_dim]`` of one layer, and where the backend tells it, their log-sum-exp:
@@ -113,9 +113,9 @@ class QueryWindow:
 
     def warm_up(self) -> None:
         """Store zeros in row 0, which is no request's, the way a prefill pass stores queries: its kernel is compiled."""
-        plan = self.plan_extend([0], [0], [self.window], self.device)
+        plan = self.plan_extend([0], [0], [self.size], self.device)
         for group in self.groups:
-            lse = torch.zeros(self.window, group.shape.heads, device=self.device) if group.lse is not None else None
+            lse = torch.zeros(self.size, group.shape.heads, device=self.device) if group.lse is not None else None
             self.capture(group.layers[0], torch.zeros_like(group.ring[0, 0]), plan, lse)
 
     def forget_lse(self) -> None:
@@ -126,7 +126,7 @@ class QueryWindow:
 
     def first_position(self, row: int, length: int) -> int:
         """The oldest position whose query the ring of this row holds."""
-        return max(self.first[row], length - self.window, 0)
+        return max(self.first[row], length - self.size, 0)
 
     def positions(self, row: int, length: int) -> torch.Tensor:
         """int64 ``[w]``, ascending: positions whose queries the ring of this row holds; ``w`` <= W."""
@@ -134,9 +134,9 @@ class QueryWindow:
 
     def queries(self, ring: torch.Tensor, row: int, positions: torch.Tensor) -> torch.Tensor:
         """``[L, w, heads, head_dim]`` at these positions; ``ring`` is that of a group."""
-        return ring[:, row].index_select(1, positions % self.window)
+        return ring[:, row].index_select(1, positions % self.size)
 
     def lse(self, group: LayerGroup, row: int, positions: torch.Tensor) -> torch.Tensor | None:
         """float32 ``[L, w, heads]``, natural log-sum-exp of these queries' scores over the keys they saw; None where no
         backend tells it."""
-        return None if group.lse is None else group.lse[:, row].index_select(1, positions % self.window) * math.log(2)
+        return None if group.lse is None else group.lse[:, row].index_select(1, positions % self.size) * math.log(2)

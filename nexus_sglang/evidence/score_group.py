@@ -11,9 +11,7 @@ import hashlib
 import torch
 import torch.distributed as dist
 
-
-class RankMismatchError(RuntimeError):
-    """Ranks that must agree do not; the message says about what, and which ranks."""
+from nexus_sglang.errors import RankMismatchError
 
 
 class ScoreGroup:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-from nexus_sglang.config import ConfigError
+from nexus_sglang.errors import ConfigError
 
 from . import smollm2
 

@@ -6,40 +6,40 @@ import torch
 
 
 class BlockLedger:
-    """Per-slot memory of policies.
+    """Per-slot state of policies.
 
     A block's record is written on every slot of the block, so a radix-tree node that is split in the middle
     of a block leaves both halves with it.
 
     Attributes:
-        memory: float32 ``[virtual_size + 1, width]``; NaN where no event has judged the token.
+        state: float32 ``[virtual_size + 1, width]``; NaN where no event has judged the token.
         weight: float32 ``[virtual_size + 1]``, the block's weight at its last event; NaN before that.
     """
 
     def __init__(self, virtual_size: int, width: int, device: str | torch.device = "cpu"):
-        self.memory = torch.full((virtual_size + 1, width), torch.nan, device=device)
+        self.state = torch.full((virtual_size + 1, width), torch.nan, device=device)
         self.weight = torch.full((virtual_size + 1,), torch.nan, device=device)
 
     def clear(self) -> None:
-        self.memory.fill_(torch.nan)
+        self.state.fill_(torch.nan)
         self.weight.fill_(torch.nan)
 
     def forget(self, virtual: torch.Tensor) -> None:
         """These ids name new tokens now."""
         # Not by indexing: on a GPU that makes a number on the CPU and waits for its copy, at every allocation.
-        self.memory.index_fill_(0, virtual, torch.nan)
+        self.state.index_fill_(0, virtual, torch.nan)
         self.weight.index_fill_(0, virtual, torch.nan)
 
     def read(self, first: torch.Tensor) -> torch.Tensor:
         """float32 ``[N, width]`` for the blocks whose first resident slot is ``first`` (int64 ``[N]``)."""
-        return self.memory[first]
+        return self.state[first]
 
     def write(
         self,
         slots: torch.Tensor,
         block: torch.Tensor,
         weights: torch.Tensor,
-        memory: torch.Tensor | None,
+        state: torch.Tensor | None,
         judged: torch.Tensor,
     ):
         """Record an event.
@@ -47,9 +47,9 @@ class BlockLedger:
         Args:
             slots: int64 ``[T]``, virtual ids of the resident tokens, distinct.
             block: int64 ``[T]``, row of ``weights`` each belongs to.
-            weights: float ``[N]``. memory: float32 ``[N, width]`` or None.
+            weights: float ``[N]``. state: float32 ``[N, width]`` or None.
             judged: bool ``[T]``; other tokens keep their record.
         """
         self.weight[slots] = torch.where(judged, weights.float()[block], self.weight[slots])
-        if memory is not None:
-            self.memory[slots] = torch.where(judged[:, None], memory.float()[block], self.memory[slots])
+        if state is not None:
+            self.state[slots] = torch.where(judged[:, None], state.float()[block], self.state[slots])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from nexus_sglang.config import ConfigError, NexusConfig
+from nexus_sglang.config import NexusConfig
+from nexus_sglang.errors import ConfigError
 
 VIRTUAL_LIMIT = 16
 """Most virtual ids per physical slot: a virtual id costs tens of bytes, a KV slot tens of kilobytes."""

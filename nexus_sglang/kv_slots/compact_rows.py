@@ -12,9 +12,10 @@ from __future__ import annotations
 import torch
 
 from nexus_sglang.device import download, upload
+from nexus_sglang.errors import IntegrityError
 from nexus_sglang.kernels.compact_rows import compact_rows
 
-from .page_table import IntegrityError, PageTable
+from .page_table import PageTable
 
 
 class CompactRows:
@@ -23,17 +24,17 @@ class CompactRows:
     Attributes:
         slots: int32 ``[rows, width]``, physical slot of the i-th resident token; row 0 is padding.
         positions: int32 ``[rows, width]``, that token's position in the sequence.
-        live: list of ints, resident tokens per row (host).
+        resident: list of ints, resident tokens per row (host).
         length: list of ints, tokens of the sequence so far per row (host); 0 when the row is free.
-        readings: list of ints, how often each row was read anew without anyone knowing its outcome (host).
-        changed: list of ints: queries from this position on have seen the row as it is now, but for tokens that came after
+        generations: list of ints, how often each row was read anew without anyone knowing its outcome (host).
+        seen_from: list of ints: queries from this position on have seen the row as it is now, but for tokens that came after
             them (host).
     """
 
     def __init__(self, req_to_token: torch.Tensor, table: PageTable):
         rows, width = req_to_token.shape
         self.req_to_token, self.table, self.device = req_to_token, table, req_to_token.device
-        self.readings = [0] * rows
+        self.generations = [0] * rows
         self.slots = torch.zeros((rows, width), dtype=torch.int32, device=req_to_token.device)
         self.positions = torch.zeros_like(self.slots)
         self.clear()
@@ -41,7 +42,7 @@ class CompactRows:
     def clear(self) -> None:
         """Forget every row."""
         rows = self.slots.shape[0]
-        self.live, self.length, self.changed = [0] * rows, [0] * rows, [0] * rows
+        self.resident, self.length, self.seen_from = [0] * rows, [0] * rows, [0] * rows
 
     @property
     def active(self) -> list[int]:
@@ -54,7 +55,7 @@ class CompactRows:
 
     def resident_positions(self, row: int) -> torch.Tensor:
         """int64 ``[live]`` on the host: positions of the row's resident tokens; waits for the device."""
-        return download(self.positions[row, : self.live[row]]).long()
+        return download(self.positions[row, : self.resident[row]]).long()
 
     def extend_to(self, row: int, length: int) -> None:
         """The row's sequence now has ``length`` tokens, all written to ``req_to_token``."""
@@ -67,16 +68,16 @@ class CompactRows:
         more = {row: self.length[row] for row, length in pairs if length - self.length[row] != 1}
         if one:
             row, position, end = upload(
-                [[r for r, _ in one], [p for _, p in one], [self.live[r] for r, _ in one]], self.device
+                [[r for r, _ in one], [p for _, p in one], [self.resident[r] for r, _ in one]], self.device
             )
             self.slots[row, end] = self.table.translate(self.req_to_token[row, position]).to(torch.int32)
             self.positions[row, end] = position.to(torch.int32)
         for row, length in pairs:
-            self.live[row] += length - self.length[row] == 1
+            self.resident[row] += length - self.length[row] == 1
             self.length[row] = length
         self._read(list(more))
         for row, before in more.items():
-            self.changed[row] = before
+            self.seen_from[row] = before
 
     def rebuild(self, row: int, live: int | None = None) -> int:
         """Read the row anew through the page table.
@@ -91,8 +92,8 @@ class CompactRows:
             self._read([row])
         else:
             self._launch(row)
-            self.live[row] = live
-        return self.live[row]
+            self.resident[row] = live
+        return self.resident[row]
 
     def rebuild_all(self) -> None:
         """Read every row anew."""
@@ -102,13 +103,13 @@ class CompactRows:
         """Rebuild these rows; one wait for all counts."""
         if rows:
             for row, count in zip(rows, download(torch.cat([self._launch(row) for row in rows])).tolist(), strict=True):
-                self.live[row] = count
-                self.readings[row] += 1
+                self.resident[row] = count
+                self.generations[row] += 1
 
     def _launch(self, row: int) -> torch.Tensor:
         """Write the row; int64 ``[1]``, its resident tokens, on the device."""
         here, length = slice(row, row + 1), self.length[row]
-        self.changed[row] = length
+        self.seen_from[row] = length
         lengths = upload([length], self.device)
         return compact_rows(
             self.req_to_token[here], lengths, self.table.v2p, self.slots[here], self.positions[here], length
@@ -116,7 +117,7 @@ class CompactRows:
 
     def free(self, row: int) -> None:
         """The request is gone."""
-        self.live[row] = self.length[row] = self.changed[row] = 0
+        self.resident[row] = self.length[row] = self.seen_from[row] = 0
 
     def check_integrity(self) -> None:
         """Each row equals its virtual row through the page table, evicted dropped, order kept.
@@ -127,7 +128,7 @@ class CompactRows:
         for row in self.active:
             physical = self.table.v2p[self.virtual(row)]
             positions = torch.nonzero(physical > 0).squeeze(1)
-            n = self.live[row]
+            n = self.resident[row]
             same = n == len(positions) and torch.equal(self.positions[row, :n].long(), positions)
             if not same or not torch.equal(self.slots[row, :n].long(), physical[positions]):
                 raise IntegrityError(

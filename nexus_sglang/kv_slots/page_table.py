@@ -18,11 +18,8 @@ from typing import NamedTuple
 import torch
 
 from nexus_sglang.device import download
+from nexus_sglang.errors import IntegrityError
 from nexus_sglang.kernels import page_table as kernels
-
-
-class IntegrityError(RuntimeError):
-    """The page table does not add up. The message shows the arithmetic."""
 
 
 class TableCounts(NamedTuple):

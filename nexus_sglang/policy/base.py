@@ -49,7 +49,7 @@ class Blocks(NamedTuple):
         index: int64 ``[N]``, block number in the sequence (position // block size), ascending.
         forced: bool ``[N]``: sinks, recent, shared or pinned; kept whatever the policy says.
         identity: int64 ``[N]``, a hash of the block's tokens and position; keys the random draws.
-        memory: float32 ``[N, memory_width]``, what the policy wrote at earlier events; NaN before that.
+        state: float32 ``[N, state_width]``, what the policy wrote at earlier events; NaN before that.
         event: the sequence's length in tokens at this event (a counter that no batch can change).
         seed: the server's seed.
     """
@@ -57,7 +57,7 @@ class Blocks(NamedTuple):
     index: torch.Tensor
     forced: torch.Tensor
     identity: torch.Tensor
-    memory: torch.Tensor
+    state: torch.Tensor
     event: int
     seed: int
 
@@ -72,11 +72,11 @@ class Weighing(NamedTuple):
 
     Attributes:
         weights: float ``[N]``, non-negative, larger is more worth keeping. Forced entries are ignored.
-        memory: float32 ``[N, memory_width]`` to keep with the blocks, or None to leave it as it is.
+        state: float32 ``[N, state_width]`` to keep with the blocks, or None to leave it as it is.
     """
 
     weights: torch.Tensor
-    memory: torch.Tensor | None = None
+    state: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Policy(ABC):
         head_reduction: how heads and layers become one row: ``max``, ``mean`` (of probabilities),
             ``top`` (mean of the strongest few layer-head pairs), ``qk`` (heads averaged before the softmax).
         needs_attention, needs_values, needs_keys, needs_expected, needs_distinct_values: which evidence to measure.
-        memory_width: floats of memory per block.
+        state_width: floats of state per block.
     """
 
     name: ClassVar[str]
@@ -100,7 +100,7 @@ class Policy(ABC):
     needs_keys: ClassVar[bool] = False
     needs_expected: ClassVar[bool] = False
     needs_distinct_values: ClassVar[bool] = False
-    memory_width: ClassVar[int] = 0
+    state_width: ClassVar[int] = 0
 
     @abstractmethod
     def weigh(self, evidence: Evidence, blocks: Blocks) -> Weighing:

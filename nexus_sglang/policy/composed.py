@@ -12,7 +12,7 @@ from .parts.reductions import TERMS, WINDOW_REDUCTIONS, apply_term, reduce_windo
 from .parts.selectors import SELECTORS, select
 from .parts.walk import normalise_rows, walk
 
-_WITH_MEMORY = ("running-average", "decaying-max")
+_WITH_STATE = ("running-average", "decaying-max")
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Composed(Policy):
 
     Fields:
         window: how the W rows become one, see ``policy.reductions.reduce_window``.
-        decay: factor of the two window reductions with memory.
+        decay: factor of the two window reductions with state.
         walk_steps, walk_weight: H and lambda of the walk, added to the window's number; lambda 0 leaves it out.
         head_reduction: ``max``, ``mean``, ``top`` or ``qk``.
         term: ``none``, ``value`` (norm) or ``key`` (distinctiveness), a factor.
@@ -56,8 +56,8 @@ class Composed(Policy):
         check_range(self.name, "sampled_share", self.sampled_share, 0, 1)
 
     @property
-    def memory_width(self) -> int:
-        return 1 if self.window in _WITH_MEMORY else 0
+    def state_width(self) -> int:
+        return 1 if self.window in _WITH_STATE else 0
 
     @property
     def needs_values(self) -> bool:
@@ -70,11 +70,11 @@ class Composed(Policy):
     def weigh(self, evidence: Evidence, blocks: Blocks) -> Weighing:
         rows = normalise_rows(evidence.attention, blocks.candidates)
         scores = reduce_window(rows, self.window, blocks.candidates) + self.walk_weight * walk(rows, self.walk_steps)
-        memory = None
-        if self.window in _WITH_MEMORY:
-            scores = remember(scores, blocks.memory[:, 0], self.window, self.decay)
-            memory = scores[:, None]
-        return Weighing(apply_term(scores, evidence, self.term), memory)
+        state = None
+        if self.window in _WITH_STATE:
+            scores = remember(scores, blocks.state[:, 0], self.window, self.decay)
+            state = scores[:, None]
+        return Weighing(apply_term(scores, evidence, self.term), state)
 
     def prioritise(self, weights: torch.Tensor, blocks: Blocks, keep: int) -> torch.Tensor:
         u = uniforms(blocks.seed, blocks.identity, blocks.event, self.draws)

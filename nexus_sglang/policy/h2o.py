@@ -14,9 +14,9 @@ class H2O(Policy):
 
     name = "h2o"
     source = "Zhang et al., arXiv 2306.14048; per block over all heads, only each event's window of queries is summed"
-    memory_width = 1
+    state_width = 1
 
     def weigh(self, evidence: Evidence, blocks: Blocks) -> Weighing:
         received = reduce_window(evidence.attention.double(), "sum", blocks.candidates)
-        total = remember(received, blocks.memory[:, 0], "sum", 1.0)
+        total = remember(received, blocks.state[:, 0], "sum", 1.0)
         return Weighing(total, total[:, None])

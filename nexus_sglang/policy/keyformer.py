@@ -22,7 +22,7 @@ class Keyformer(Policy):
 
     name = "keyformer"
     source = "Adnan et al., arXiv 2403.09054; noise per block on head-averaged probabilities instead of per token logit"
-    memory_width = 2  # the sum, and how many events it spans
+    state_width = 2  # the sum, and how many events it spans
 
     tau_start: float = 1.0
     tau_end: float = 2.0
@@ -34,11 +34,11 @@ class Keyformer(Policy):
         check_range(self.name, "tau_events", self.tau_events, 1, 1e9)
 
     def weigh(self, evidence: Evidence, blocks: Blocks) -> Weighing:
-        events = torch.nan_to_num(blocks.memory[:, 1].double())
+        events = torch.nan_to_num(blocks.state[:, 1].double())
         progress = (events.max() / self.tau_events).clamp(max=1)  # on the device: nobody waits for it
         tau = self.tau_start + (self.tau_end - self.tau_start) * progress
         rows = evidence.attention.double()
         u = uniforms(blocks.seed, blocks.identity, blocks.event, rows.shape[0])
         noisy = (rows.clamp_min(1e-300).log() - (-u.log()).log()) / tau
-        total = remember(torch.softmax(noisy, dim=1).sum(dim=0), blocks.memory[:, 0], "sum", 1.0)
+        total = remember(torch.softmax(noisy, dim=1).sum(dim=0), blocks.state[:, 0], "sum", 1.0)
         return Weighing(total, torch.stack((total, events + 1), dim=1))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from nexus_sglang.config import ConfigError
+from nexus_sglang.errors import ConfigError
 
 from .base import Blocks, Evidence, Policy, Weighing
 
 
 def probe(policy: Policy, blocks: int = 12, window: int = 4) -> None:
-    """Weigh and order ``blocks`` blocks twice, the second time with the memory of the first.
+    """Weigh and order ``blocks`` blocks twice, the second time with the state of the first.
 
     Raises:
         ConfigError: naming the policy and what it did wrong.
@@ -20,9 +20,9 @@ def probe(policy: Policy, blocks: int = 12, window: int = 4) -> None:
     evidence = Evidence(**{**fields, "attention": torch.rand(window, blocks, generator=noise)})
     forced = torch.zeros(blocks, dtype=torch.bool)
     forced[0] = forced[-1] = True
-    memory = torch.full((blocks, policy.memory_width), torch.nan)
+    state = torch.full((blocks, policy.state_width), torch.nan)
     for event in (1000, 1032):
-        view = Blocks(torch.arange(blocks), forced, torch.arange(blocks) + 7, memory, event, 0)
+        view = Blocks(torch.arange(blocks), forced, torch.arange(blocks) + 7, state, event, 0)
         try:
             weighing = policy.weigh(evidence, view)
             priority = policy.prioritise(weighing.weights, view, keep=5)
@@ -31,17 +31,17 @@ def probe(policy: Policy, blocks: int = 12, window: int = 4) -> None:
                 f"--kv-policy {policy.name!r} fails on a trial event: {type(err).__name__}: {err}"
             ) from err
         _check(policy, weighing, priority, blocks)
-        if weighing.memory is not None:
-            memory = weighing.memory.float()
+        if weighing.state is not None:
+            state = weighing.state.float()
 
 
 def _check(policy: Policy, weighing: Weighing, priority: torch.Tensor, blocks: int) -> None:
     wanted = {"weights": (weighing.weights, (blocks,)), "priorities": (priority, (blocks,))}
-    if weighing.memory is not None:
-        wanted["memory"] = (weighing.memory, (blocks, policy.memory_width))
+    if weighing.state is not None:
+        wanted["state"] = (weighing.state, (blocks, policy.state_width))
     for what, (tensor, shape) in wanted.items():
         if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != shape:
             seen = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
             raise ConfigError(f"--kv-policy {policy.name!r} returns {what} of shape {seen} where {shape} is asked for")
-        if what != "memory" and bool(torch.isnan(tensor).any()):
+        if what != "state" and bool(torch.isnan(tensor).any()):
             raise ConfigError(f"--kv-policy {policy.name!r} returns {what} with NaN")

@@ -7,7 +7,7 @@ import difflib
 import importlib
 from typing import Any
 
-from nexus_sglang.config import ConfigError
+from nexus_sglang.errors import ConfigError
 
 from .base import HEAD_REDUCTIONS, Policy
 from .composed import Composed

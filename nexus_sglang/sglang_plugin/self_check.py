@@ -16,12 +16,9 @@ from importlib import resources
 from typing import Any
 
 from nexus_sglang import SGLANG_VERSION
+from nexus_sglang.errors import SelfCheckError
 
 logger = logging.getLogger(__name__)
-
-
-class SelfCheckError(RuntimeError):
-    """The binding is not what it must be; the message lists what."""
 
 
 def fingerprint(target: str) -> dict[str, Any]:

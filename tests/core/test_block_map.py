@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nexus_sglang.eviction.block_map import Layout
-from nexus_sglang.kv_slots.page_table import IntegrityError, PageTable
+from nexus_sglang.errors import IntegrityError
+from nexus_sglang.eviction.block_map import BlockMap
+from nexus_sglang.kv_slots.page_table import PageTable
 from nexus_sglang.sglang_plugin.scheduler.runtime import NexusRuntime
 from tests.support.bench import BLOCK, SINK, Bench, bench
 
@@ -23,15 +24,15 @@ def blocks_of(b: Bench, row: int) -> dict[int, int]:
 
 
 def check(b: Bench, seq) -> None:
-    layout, real = seq.layout, blocks_of(b, seq.row)
-    assert layout.live == sum(real.values()) == b.rows.live[seq.row] and layout.blocks == len(real)
-    known = dict(zip(layout.index, layout.tokens, strict=True))
-    assert known.items() <= real.items() and layout.index == sorted(known)
+    block_map, real = seq.block_map, blocks_of(b, seq.row)
+    assert block_map.resident == sum(real.values()) == b.rows.resident[seq.row] and block_map.blocks == len(real)
+    known = dict(zip(block_map.index, block_map.tokens, strict=True))
+    assert known.items() <= real.items() and block_map.index == sorted(known)
     hidden = real.keys() - known.keys()
-    assert len(hidden) == layout.hidden and all(real[block] == BLOCK for block in hidden)
+    assert len(hidden) == block_map.hidden and all(real[block] == BLOCK for block in hidden)
     if hidden:
-        after = [block for block in known if block * BLOCK >= layout.head]
-        assert min(hidden) * BLOCK >= layout.head and max(hidden) < min(after, default=10**9)
+        after = [block for block in known if block * BLOCK >= block_map.head]
+        assert min(hidden) * BLOCK >= block_map.head and max(hidden) < min(after, default=10**9)
 
 
 def punch(b: Bench, row: int, positions: list[int]) -> None:
@@ -53,7 +54,7 @@ def heal(b: Bench, row: int, tokens: int) -> None:
 @given(data=st.data())
 def test_the_host_is_right_whatever_happens(data):
     b = bench(data.draw(st.sampled_from(["nexus", "random", "streaming-llm"])))
-    b.evictor.ceiling = data.draw(st.sampled_from([900, 150]))
+    b.evictor.largest_budget = data.draw(st.sampled_from([900, 150]))
     length = data.draw(st.integers(90, 300))
     seq = b.sequence(1, length, budget=data.draw(st.integers(48, 90)), pinned=data.draw(st.sampled_from([0, 0, 13])))
     protected = 0
@@ -64,7 +65,7 @@ def test_the_host_is_right_whatever_happens(data):
             b.grow(1, length)
             b.evictor.after_prefill(seq, protected, room=0)
         elif what == "holes":
-            there = [int(p) for p in b.rows.positions[1, : b.rows.live[1]] if SINK <= p < length - 1]
+            there = [int(p) for p in b.rows.positions[1, : b.rows.resident[1]] if SINK <= p < length - 1]
             punch(b, 1, data.draw(st.lists(st.sampled_from(there), max_size=9, unique=True)))
         elif what == "heal":
             heal(b, 1, data.draw(st.integers(1, 40)))
@@ -76,8 +77,8 @@ def test_the_host_is_right_whatever_happens(data):
                 b.grow(1, length) if b.rows.length[1] < length else None
                 b.evictor.after_decode(seq, lambda shared=protected: shared)
         b.table.check_integrity(), b.rows.check_integrity()
-        if seq.layout is not None and seq.layout.reading == b.rows.readings[1]:
-            seq.layout.grow(length)
+        if seq.block_map is not None and seq.block_map.generation == b.rows.generations[1]:
+            seq.block_map.grow(length)
             check(b, seq)
     assert seq.evictions == len(seq.events) and seq.tokens_evicted == sum(event.tokens for event in seq.events)
 
@@ -90,7 +91,7 @@ def test_blocks_with_holes_go_by_their_tokens():
     b.evictor.after_prefill(seq, 0, 0)
     # Blocks 1, 2 (2 tokens left), 3, .. go, oldest first, until 160 - 7 - 80 = 73 are gone.
     assert [tuple(event) for event in seq.events] == [(160, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], 73)]
-    assert b.rows.live[1] == 80 and not seq.layout.hidden
+    assert b.rows.resident[1] == 80 and not seq.block_map.hidden
     check(b, seq)
 
 
@@ -99,7 +100,7 @@ def test_a_hole_in_a_block_that_stays_costs_nothing():
     seq = b.sequence(1, 160, budget=80)
     punch(b, 1, [150])  # in the recent window
     b.evictor.after_prefill(seq, 0, 0)
-    assert seq.layout.hidden and seq.events[0].tokens == 80
+    assert seq.block_map.hidden and seq.events[0].tokens == 80
     check(b, seq)
 
 
@@ -108,10 +109,10 @@ def test_a_row_that_changed_without_growing_is_read_again():
     b = bench("streaming-llm")
     seq = b.sequence(1, 160, budget=80)
     b.evictor.after_prefill(seq, 0, 0)
-    live = b.rows.live[1]
+    live = b.rows.resident[1]
     heal(b, 1, 4)
     punch(b, 1, [int(p) for p in b.rows.positions[1, :live] if 8 <= p < 130 and p >= 80][:4])
-    assert b.rows.live[1] == live
+    assert b.rows.resident[1] == live
     for length in range(161, 220):
         b.grow(1, length), b.evictor.after_decode(seq, lambda: 0)
         b.table.check_integrity(), b.rows.check_integrity()
@@ -122,11 +123,11 @@ def test_a_hole_in_the_recent_window_grows_old():
     seq = b.sequence(1, 160, budget=80)
     punch(b, 1, [150])
     b.evictor.after_prefill(seq, 0, 0)
-    assert seq.layout.hidden, "the hole was not among the candidates"
+    assert seq.block_map.hidden, "the hole was not among the candidates"
     for length in range(161, 260):
         b.grow(1, length), b.evictor.after_decode(seq, lambda: 0)
         b.table.check_integrity(), b.rows.check_integrity()
-        seq.layout.grow(length), check(b, seq)
+        seq.block_map.grow(length), check(b, seq)
 
 
 def test_a_filled_hole_is_seen_by_every_row_that_shares_it():
@@ -164,28 +165,33 @@ def test_a_wrong_count_is_found_and_hands_out_no_slot_outside_of_the_pool():
 
 
 def test_debug_mode_notices_what_the_host_got_wrong():
-    layout = Layout(torch.arange(40), 4, 40, 0)
-    layout.hide(8, 32, 2)
+    block_map = BlockMap(torch.arange(40), 4, 40, 0)
+    block_map.hide(8, 32, 2)
     gone = lambda *blocks: torch.tensor([p for p in range(40) if p // 4 not in blocks])  # noqa: E731
-    layout.check_integrity(gone(2, 5))
+    block_map.check_integrity(gone(2, 5))
     for wrong in (gone(2), gone(1, 2), gone(2, 5, 6), torch.cat((gone(2, 5)[:-1], torch.tensor([41])))):
         with pytest.raises(IntegrityError, match="4 hidden blocks of 4 from position 8"):
-            layout.check_integrity(wrong)
+            block_map.check_integrity(wrong)
 
 
 def test_layout_answers():
-    layout = Layout(torch.tensor([0, 1, 2, 3, 8, 9, 10, 11, 12, 14, 16]), 4, 17, 0)
-    assert (layout.index, layout.tokens, layout.blocks, layout.live) == ([0, 2, 3, 4], [4, 4, 2, 1], 4, 11)
-    layout.grow(21)
-    assert (layout.index, layout.tokens) == ([0, 2, 3, 4, 5], [4, 4, 2, 4, 1])
-    assert [layout.held(p) for p in (0, 4, 8, 12, 16)] == [0, 4, 4, 8, 10]
-    assert [layout.fit(n) for n in (3, 4, 8, 9, 10, 99)] == [0, 8, 12, 12, 16, 21]
-    assert layout.candidates(4, 12) == (1, True) and layout.candidates(4, 16) == (2, False)
-    assert layout.candidates(16, 12) == (0, True)
-    layout.hide(4, 12, 1)
-    assert layout.knows(4) and layout.knows(99), "nothing is left to be hidden"
-    layout = Layout(torch.arange(40), 4, 40, 0)
-    layout.hide(8, 32, 2)
-    assert (layout.index, layout.hidden, layout.blocks, layout.live) == ([0, 1, 8, 9], 4, 8, 32)
-    assert layout.knows(8) and not layout.knows(12)
-    assert layout.candidates(4, 36) == (6, True), "a smaller head gives up a known block"
+    block_map = BlockMap(torch.tensor([0, 1, 2, 3, 8, 9, 10, 11, 12, 14, 16]), 4, 17, 0)
+    assert (block_map.index, block_map.tokens, block_map.blocks, block_map.resident) == (
+        [0, 2, 3, 4],
+        [4, 4, 2, 1],
+        4,
+        11,
+    )
+    block_map.grow(21)
+    assert (block_map.index, block_map.tokens) == ([0, 2, 3, 4, 5], [4, 4, 2, 4, 1])
+    assert [block_map.held(p) for p in (0, 4, 8, 12, 16)] == [0, 4, 4, 8, 10]
+    assert [block_map.fit(n) for n in (3, 4, 8, 9, 10, 99)] == [0, 8, 12, 12, 16, 21]
+    assert block_map.candidates(4, 12) == (1, True) and block_map.candidates(4, 16) == (2, False)
+    assert block_map.candidates(16, 12) == (0, True)
+    block_map.hide(4, 12, 1)
+    assert block_map.knows(4) and block_map.knows(99), "nothing is left to be hidden"
+    block_map = BlockMap(torch.arange(40), 4, 40, 0)
+    block_map.hide(8, 32, 2)
+    assert (block_map.index, block_map.hidden, block_map.blocks, block_map.resident) == ([0, 1, 8, 9], 4, 8, 32)
+    assert block_map.knows(8) and not block_map.knows(12)
+    assert block_map.candidates(4, 36) == (6, True), "a smaller head gives up a known block"

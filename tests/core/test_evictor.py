@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nexus_sglang.eviction.evictor import PolicyError
+from nexus_sglang.errors import IntegrityError, PolicyError
 from nexus_sglang.eviction.sequence import RunningSequence, block_identities
 from nexus_sglang.evidence import measure
-from nexus_sglang.kv_slots.page_table import IntegrityError
 from nexus_sglang.policy import POLICIES, Policy, Weighing
 from tests.support.bench import BLOCK, SINK, bench
 
@@ -21,7 +20,7 @@ def test_budget_sinks_and_recent_window_hold(policy):
     b = bench(policy)
     seq = b.sequence(1, 400, budget=80)
     b.evictor.after_prefill(seq, protected=0, room=0)
-    assert b.rows.live[1] == 80
+    assert b.rows.resident[1] == 80
     assert 0 in b.blocks(1), "the sink block stays"
     assert b.blocks(1)[-2:] == [48, 49], "the recent window stays"
     assert b.table.counts().physical_free == 1024 - 80
@@ -38,7 +37,7 @@ def test_twenty_decode_evictions_move_the_kept_set():
     for length in range(101, 300):
         b.grow(1, length)
         b.evictor.after_decode(seq, lambda: 0)
-        assert b.rows.live[1] < 80 + BLOCK
+        assert b.rows.resident[1] < 80 + BLOCK
         seen |= set(b.blocks(1))
     assert b.evictor.counters.eviction_events >= 20
     assert 0 in b.blocks(1) and max(seen) == 37
@@ -54,7 +53,7 @@ def test_chunks_between_which_the_prompt_is_thinned():
             b.grow(1, end)
         seq.prefill_left = 400 - end
         b.evictor.after_prefill(seq, 0, room=250 if end < 400 else 0)  # the last chunk but one would fit whole
-        assert b.rows.live[1] <= 80 and 0 in b.blocks(1)
+        assert b.rows.resident[1] <= 80 and 0 in b.blocks(1)
     assert b.evictor.counters.chunk_evictions == 3
 
 
@@ -63,7 +62,7 @@ def test_chunks_with_room_wait_for_the_question():
     seq = b.sequence(1, 100, budget=80)
     seq.prefill_left = 300
     b.evictor.after_prefill(seq, 0, room=300)
-    assert b.rows.live[1] == 100 and not seq.events
+    assert b.rows.resident[1] == 100 and not seq.events
 
 
 def test_shared_prefix_is_left_alone():
@@ -71,29 +70,29 @@ def test_shared_prefix_is_left_alone():
     seq = b.sequence(1, 400, budget=80)
     b.evictor.after_prefill(seq, protected=60, room=0)
     assert b.blocks(1)[:8] == list(range(8)), "blocks touching the first 60 tokens stay"
-    assert b.rows.live[1] == 64 + 24, "60 shared tokens count as 64, beside them the private floor of 24"
+    assert b.rows.resident[1] == 64 + 24, "60 shared tokens count as 64, beside them the private floor of 24"
     more = b.sequence(2, 400, budget=80)
     b.evictor.after_prefill(more, protected=200, room=0)
-    assert b.blocks(2)[:25] == list(range(25)) and b.rows.live[2] == 200 + 24, "the private floor"
+    assert b.blocks(2)[:25] == list(range(25)) and b.rows.resident[2] == 200 + 24, "the private floor"
     assert b.evictor.counters.budget_held_by_shared == 2
     for length in range(401, 450):
         b.grow(2, length)
         b.evictor.after_decode(more, lambda: 200)
-        assert b.rows.live[2] < 200 + 24 + BLOCK
+        assert b.rows.resident[2] < 200 + 24 + BLOCK
 
 
 def test_protection_never_holds_more_than_the_pool_can_grant():
     """Two long prompts that start alike: what the queue awaits must not stop the first from being thinned."""
     b = bench()
-    b.evictor.ceiling = 200
+    b.evictor.largest_budget = 200
     seq, other = b.sequence(1, 400, budget=80), b.sequence(2, 300, budget=80)
     b.req_to_token[2, :300] = b.req_to_token[1, :300]  # the other request holds the same prefix
     b.table.free(torch.arange(401, 701))
     b.rows.rebuild(2)
     seq.prefill_left = 5000
     b.evictor.after_prefill(seq, protected=400, room=100)
-    assert b.rows.live[1] <= 200 and b.evictor.counters.protection_clipped == 1
-    assert b.rows.live[2] < 300 and other.rid == "r2"
+    assert b.rows.resident[1] <= 200 and b.evictor.counters.protection_clipped == 1
+    assert b.rows.resident[2] < 300 and other.rid == "r2"
     b.table.check_integrity(), b.rows.check_integrity()
 
 
@@ -102,8 +101,8 @@ def test_pins_and_no_eviction():
     pinned, exempt = b.sequence(1, 300, budget=100, pinned=40), b.sequence(2, 300, budget=80, evictable=False)
     b.evictor.after_prefill(pinned, 0, 0)
     b.evictor.after_prefill(exempt, 0, 0)
-    assert b.blocks(1)[:5] == [0, 1, 2, 3, 4] and b.rows.live[1] == 100
-    assert b.rows.live[2] == 300
+    assert b.blocks(1)[:5] == [0, 1, 2, 3, 4] and b.rows.resident[1] == 100
+    assert b.rows.resident[2] == 300
 
 
 @pytest.mark.parametrize("policy", ["nexus", "nexus-paper", "random"])

@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nexus_sglang.errors import IntegrityError
 from nexus_sglang.kv_slots.compact_rows import CompactRows
-from nexus_sglang.kv_slots.page_table import IntegrityError, PageTable
+from nexus_sglang.kv_slots.page_table import PageTable
 
 OPERATIONS = st.lists(st.tuples(st.sampled_from(["alloc", "evict", "free"]), st.integers(0, 2**30)), max_size=60)
 
@@ -107,11 +108,11 @@ def test_compact_rows_follow_the_table(lengths, seed):
             table.evict(rows.virtual(row)[gone])
             rows.rebuild(row)
         rows.check_integrity()
-        positions = rows.positions[row, : rows.live[row]]
+        positions = rows.positions[row, : rows.resident[row]]
         assert torch.equal(positions, positions.sort().values)
-        assert torch.equal(table.v2p[rows.virtual(row)[positions.long()]].int(), rows.slots[row, : rows.live[row]])
+        assert torch.equal(table.v2p[rows.virtual(row)[positions.long()]].int(), rows.slots[row, : rows.resident[row]])
     rows.free(1)
-    assert rows.live[1] == rows.length[1] == 0
+    assert rows.resident[1] == rows.length[1] == 0
 
 
 def test_stale_row_is_found():

@@ -18,13 +18,13 @@ def judge(name, evidence, blocks, fields=None):
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_every_policy_is_pure_and_finite(name):
     policy, evidence = POLICIES[name](), evidence_of(40)
-    for memory in (None, torch.rand(40, policy.memory_width)):
-        blocks = blocks_of(40, (0, 38, 39), memory, width=policy.memory_width)
+    for state in (None, torch.rand(40, policy.state_width)):
+        blocks = blocks_of(40, (0, 38, 39), state, width=policy.state_width)
         first, second = policy.weigh(evidence, blocks), policy.weigh(evidence, blocks)
         assert torch.equal(first.weights, second.weights) and first.weights.shape == (40,)
         assert torch.isfinite(first.weights).all() and (first.weights >= 0).all()
-        if policy.memory_width:
-            assert first.memory.shape == (40, policy.memory_width) and not first.memory.isnan().any()
+        if policy.state_width:
+            assert first.state.shape == (40, policy.state_width) and not first.state.isnan().any()
         for keep in (0, 5, 37):
             priority = policy.prioritise(first.weights, blocks, keep)
             assert priority.shape == (40,) and priority.dtype == torch.float64 and not priority.isnan().any()
@@ -33,7 +33,7 @@ def test_every_policy_is_pure_and_finite(name):
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_a_hundred_thousand_blocks(name):
     policy, n = POLICIES[name](), 100_000
-    blocks = blocks_of(n, (0, n - 1), width=policy.memory_width)
+    blocks = blocks_of(n, (0, n - 1), width=policy.state_width)
     weights = policy.weigh(evidence_of(n), blocks).weights
     priority = policy.prioritise(weights, blocks, n // 5)
     assert not priority.isnan().any() and not torch.isinf(priority[1:-1]).logical_and(priority[1:-1] < 0).any()
@@ -55,9 +55,9 @@ def test_streaming_llm_keeps_the_newest():
 
 
 def test_h2o_sums_from_event_to_event():
-    rows, memory = torch.tensor([[0.5, 0.25, 0.25], [0.5, 0.5, 0.0]]), torch.tensor([[math.nan], [3.0], [0.5]])
-    out = judge("h2o", Evidence(rows), blocks_of(3, memory=memory))
-    assert out.weights.tolist() == [1.0, 3.75, 0.75] and torch.equal(out.memory[:, 0], out.weights)
+    rows, state = torch.tensor([[0.5, 0.25, 0.25], [0.5, 0.5, 0.0]]), torch.tensor([[math.nan], [3.0], [0.5]])
+    out = judge("h2o", Evidence(rows), blocks_of(3, state=state))
+    assert out.weights.tolist() == [1.0, 3.75, 0.75] and torch.equal(out.state[:, 0], out.weights)
 
 
 def test_tova_looks_at_the_last_query_and_snapkv_at_the_mean():
@@ -77,10 +77,10 @@ def test_keyformer_adds_noise_that_depends_on_the_block_and_raises_tau():
     out = judge("keyformer", evidence, blocks_of(6, width=2))
     u = uniforms(3, torch.arange(6) * 7919 + 1, 640, 4)
     expected = torch.softmax(evidence.attention.double().log() - (-u.log()).log(), dim=1).sum(dim=0)
-    assert torch.allclose(out.weights, expected) and out.memory[:, 1].tolist() == [1] * 6
+    assert torch.allclose(out.weights, expected) and out.state[:, 1].tolist() == [1] * 6
     # At the end of the ramp the temperature is 2, which flattens.
     late = torch.stack((torch.zeros(6), torch.full((6,), 64.0)), dim=1)
-    flat = judge("keyformer", evidence, blocks_of(6, memory=late)).weights
+    flat = judge("keyformer", evidence, blocks_of(6, state=late)).weights
     assert flat.max() - flat.min() < out.weights.max() - out.weights.min()
 
 
@@ -123,7 +123,7 @@ def test_composed_equals_the_named_policies():
     assert order("composed", {"window": "max"}) == order("morphkv")
     nexus = {"value_share": 0, "recency_eps": 0}
     assert order("composed", {"walk_weight": 0.5}) == order("nexus", nexus)
-    decayed = judge("composed", evidence, blocks._replace(memory=torch.full((40, 1), 9.0)), {"window": "decaying-max"})
+    decayed = judge("composed", evidence, blocks._replace(state=torch.full((40, 1), 9.0)), {"window": "decaying-max"})
     assert decayed.weights.tolist() == pytest.approx([8.1] * 40)
     asks = make_policy("composed", {"term": "key"})
     assert asks.needs_keys and not asks.needs_values

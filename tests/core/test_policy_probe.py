@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from nexus_sglang.config import ConfigError
+from nexus_sglang.errors import ConfigError
 from nexus_sglang.policy import POLICIES, Policy, Weighing, make_policy
 from nexus_sglang.policy.probe import probe
 
@@ -24,7 +24,7 @@ def test_registered_policies_pass(name):
         (lambda e, b: Weighing(torch.full((12,), torch.nan)), "weights with NaN"),
         (lambda e, b: Weighing([1.0] * 12), "AttributeError"),
         (lambda e, b: 1 / 0, "ZeroDivisionError"),
-        (lambda e, b: Weighing(torch.ones(12), torch.ones(12)), "memory of shape \\(12,\\) where \\(12, 0\\)"),
+        (lambda e, b: Weighing(torch.ones(12), torch.ones(12)), "state of shape \\(12,\\) where \\(12, 0\\)"),
     ],
 )
 def test_broken_policies_are_named(answer, words):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nexus_sglang.cli import main
-from nexus_sglang.config import ConfigError
+from nexus_sglang.errors import ConfigError
 from nexus_sglang.policy import POLICIES, Blocks, Evidence, find_policy, make_policy
 from nexus_sglang.policy.base import Policy
 
@@ -29,7 +29,7 @@ class EveryOther(Policy):
 
     name = "every-other"
     source = "a stranger's notebook"
-    memory_width = 1
+    state_width = 1
 
     keep_share: float = 0.5
 
@@ -38,7 +38,7 @@ class EveryOther(Policy):
 
     def weigh(self, evidence: Evidence, blocks: Blocks) -> Weighing:
         now = evidence.attention.mean(dim=0)
-        old = blocks.memory[:, 0].nan_to_num(0)
+        old = blocks.state[:, 0].nan_to_num(0)
         weights = (now + old) / 2
         weights = weights * (1 - self.keep_share * (blocks.index % 2))
         return Weighing(weights, weights[:, None])
@@ -77,7 +77,7 @@ def test_a_strangers_policy_loads_by_module_and_class(tmp_path, monkeypatch, cap
         torch.arange(4), torch.zeros(4, dtype=torch.bool), torch.arange(4), torch.full((4, 1), torch.nan), 9, 0
     )
     out = policy.weigh(Evidence(torch.ones(2, 4)), blocks)
-    assert out.weights.tolist() == [0.5, 0.375, 0.5, 0.375] and out.memory.shape == (4, 1)
+    assert out.weights.tolist() == [0.5, 0.375, 0.5, 0.375] and out.state.shape == (4, 1)
     assert main(["policies", "my_module:EveryOther"]) == 0 and "stranger" in capsys.readouterr().out
     for name, why in (
         ("my_module:Nothing", "does not load"),

@@ -14,10 +14,11 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from nexus_sglang.config import NexusConfig
+from nexus_sglang.errors import RankMismatchError
 from nexus_sglang.eviction.evictor import Evictor
 from nexus_sglang.eviction.sequence import RunningSequence
 from nexus_sglang.evidence.query_window import LayerShape, QueryWindow
-from nexus_sglang.evidence.score_group import ALONE, ProcessScores, RankMismatchError
+from nexus_sglang.evidence.score_group import ALONE, ProcessScores
 from nexus_sglang.kv_slots.block_ledger import BlockLedger
 from nexus_sglang.kv_slots.compact_rows import CompactRows
 from nexus_sglang.kv_slots.page_table import PageTable
@@ -67,7 +68,7 @@ class Shard:
         self.table = PageTable(1024, 512)
         self.req_to_token = torch.zeros((3, END), dtype=torch.int32)
         self.rows = CompactRows(self.req_to_token, self.table)
-        self.ledger = BlockLedger(1024, policy.memory_width)
+        self.ledger = BlockLedger(1024, policy.state_width)
         shape = LayerShape(queries.shape[2], DIM, DIM**-0.5)
         self.window = QueryWindow(dict.fromkeys(range(LAYERS), shape), 3, 6, torch.float32, "cpu")
         self.pools = [torch.zeros(LAYERS, 513, *x.shape[2:]) for x in (keys, values)]
@@ -95,10 +96,10 @@ class Shard:
             self.grow(length)
             self.evictor.after_decode(seq, lambda: 0)
         self.rows.check_integrity(), self.table.check_integrity()
-        bits = self.ledger.weight.numpy().tobytes() + self.ledger.memory.numpy().tobytes()
+        bits = self.ledger.weight.numpy().tobytes() + self.ledger.state.numpy().tobytes()
         return {
             "events": [tuple(event) for event in seq.events],
-            "kept": self.rows.positions[1, : self.rows.live[1]].tolist(),
+            "kept": self.rows.positions[1, : self.rows.resident[1]].tolist(),
             "bits": hashlib.sha256(bits).hexdigest(),
         }
 

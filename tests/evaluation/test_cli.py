@@ -190,7 +190,7 @@ def test_policies_takes_module_and_class(capsys):
 
 
 def test_unknown_policy_has_the_registry_message(capsys):
-    from nexus_sglang.config import ConfigError
+    from nexus_sglang.errors import ConfigError
     from nexus_sglang.policy import find_policy
 
     with pytest.raises(ConfigError) as expected:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from nexus_sglang.cli import main
-from nexus_sglang.config import ConfigError
+from nexus_sglang.errors import ConfigError
 from nexus_sglang.evaluation import command, fidelity
 from nexus_sglang.evaluation.command import check_data, check_inputs
 from nexus_sglang.evaluation.conversations import KINDS, PINS, RULES, Script, make_conversation

@@ -109,7 +109,7 @@ def test_table_and_rows_are_the_memorys():
     rows.rebuild(1)
     slots, positions = torch.zeros_like(rows.slots), torch.zeros_like(rows.positions)
     counts = compact_rows(requests, torch.tensor(rows.length), table.v2p, slots, positions)
-    assert counts.tolist() == rows.live
+    assert counts.tolist() == rows.resident
     assert torch.equal(slots, rows.slots) and torch.equal(positions, rows.positions)
     mine, free = table.v2p.clone(), torch.zeros(15, dtype=torch.int64)
     assert int(page_table.unmap(mine, virtual, free)) == table.evict(virtual) == 15

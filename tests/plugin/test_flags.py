@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from nexus_sglang.config import ConfigError, NexusConfig, TokenAmount
+from nexus_sglang.config import NexusConfig, TokenAmount
+from nexus_sglang.errors import ConfigError
 from nexus_sglang.kv_slots.capacity import largest_budget, require_pool, virtual_size
 from nexus_sglang.sglang_plugin.launcher.flags import NO_RESIZE, config_from, current, from_cli_args, publish
 from nexus_sglang.sglang_plugin.scheduler.hints import read_hints

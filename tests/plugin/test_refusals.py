@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nexus_sglang.config import ConfigError
+from nexus_sglang.errors import ConfigError
 from nexus_sglang.sglang_plugin.launcher.refusals import (
     REFUSALS,
     VARIABLES,

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nexus_sglang.config import ConfigError, NexusConfig
+from nexus_sglang.config import NexusConfig
+from nexus_sglang.errors import ConfigError
 from nexus_sglang.kv_slots.capacity import affordable_requests, request_memory, side_memory, virtual_size
 from nexus_sglang.sglang_plugin.scheduler import hooks
 
@@ -56,7 +57,7 @@ def test_the_estimate_covers_what_is_built():
     rows = CompactRows(torch.zeros((9, 700), dtype=torch.int32), table)
     window = QueryWindow({i: LayerShape(4, 16, 1.0) for i in range(3)}, 9, 16, torch.float16, "cpu", with_lse=True)
     ledger = BlockLedger(5000, 1)
-    held = (table.v2p, table.free_virtual, rows.slots, rows.positions, ledger.memory, ledger.weight)
+    held = (table.v2p, table.free_virtual, rows.slots, rows.positions, ledger.state, ledger.weight)
     built = window.bytes + sum(x.numel() * x.element_size() for x in held)
     assert side_memory(8, request_memory(700, 16, 3, 4, 16, 2), 5001) == built + 8
 

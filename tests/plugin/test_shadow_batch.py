@@ -9,8 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nexus_sglang.errors import ShadowError
 from nexus_sglang.sglang_plugin.attention import backends as attention_hooks
-from nexus_sglang.sglang_plugin.attention.shadow_batch import RowsPool, ShadowError, shadow_batch
+from nexus_sglang.sglang_plugin.attention.shadow_batch import RowsPool, shadow_batch
 
 
 def decode_batch(lengths, lanes, **fields):
@@ -100,6 +101,6 @@ def test_other_backends_do_not_count_as_readers(name):
 
 
 def test_debug_mode_compares_the_rows_of_batch_and_requests():
-    backend = SimpleNamespace(nexus_runtime=SimpleNamespace(lanes=[2, 3], config=SimpleNamespace(debug=True)))
+    backend = SimpleNamespace(nexus_runtime=SimpleNamespace(batch_rows=[2, 3], config=SimpleNamespace(debug=True)))
     with pytest.raises(ShadowError, match=r"rows \[2, 1\] for requests in rows \[2, 3\]"):
         attention_hooks.plan_resident(print, backend, SimpleNamespace(req_pool_indices=torch.tensor([2, 1])))

@@ -30,12 +30,12 @@ class Popular(Policy):
     name = "popular"
     source = "a file outside the package"
     head_reduction = "mean"
-    memory_width = 1
+    state_width = 1
 
     decay: float = 0.5
 
     def weigh(self, evidence: Evidence, blocks: Blocks) -> Weighing:
-        past = torch.nan_to_num(blocks.memory[:, 0])
+        past = torch.nan_to_num(blocks.state[:, 0])
         score = evidence.attention.mean(dim=0) + self.decay * past
         return Weighing(score, score[:, None])
 '''

@@ -25,7 +25,7 @@ class Bench:
 
     policy: Policy
     config: NexusConfig
-    ceiling: int = 900
+    largest_budget: int = 900
     device: str | torch.device = "cpu"
     layers: int = 1
     with_lse: bool = False
@@ -35,7 +35,7 @@ class Bench:
         self.table = PageTable(4096, 1024, device)
         self.req_to_token = torch.zeros((6, 600), dtype=torch.int32, device=device)
         self.rows = CompactRows(self.req_to_token, self.table)
-        self.ledger = BlockLedger(4096, self.policy.memory_width, device)
+        self.ledger = BlockLedger(4096, self.policy.state_width, device)
         self.window = QueryWindow(
             dict.fromkeys(range(self.layers), LayerShape(2, 8, 0.35)), 6, self.config.window, torch.float32, device,
             self.with_lse,
@@ -44,7 +44,7 @@ class Bench:
         noise = torch.Generator().manual_seed(5)
         keys, queries = torch.randn(600, 1, 8, generator=noise), torch.randn(600, 2, 8, generator=noise)
         self.keys, self.queries = keys.to(device), queries.to(device)
-        self.evictor = Evictor(self.config, self.policy, self.ceiling, self.table, self.rows, self.ledger, self.window,
+        self.evictor = Evictor(self.config, self.policy, self.largest_budget, self.table, self.rows, self.ledger, self.window,
                                lambda layer: self.pool, lambda layer: self.pool)  # fmt: skip
 
     def sequence(self, row: int, length: int, budget: int, **fields) -> RunningSequence:
@@ -58,7 +58,7 @@ class Bench:
         before = self.rows.length[row]
         self.req_to_token[row, before:length] = self.table.allocate(length - before).int()
         self.rows.extend_to(row, length)
-        live = self.rows.live[row]
+        live = self.rows.resident[row]
         slots, positions = self.rows.slots[row, :live].long(), self.rows.positions[row, :live].long()
         self.pool[slots] = self.keys[positions]
         plan = self.window.plan_extend([row], [before], [length - before], self.device)
@@ -68,13 +68,13 @@ class Bench:
 
     def log_sum_exp(self, row: int, before: int, length: int) -> torch.Tensor:
         """float32 ``[length - before, 2]``, to base 2: of each new query over what its row holds up to it."""
-        positions = self.rows.positions[row, : self.rows.live[row]].long()
+        positions = self.rows.positions[row, : self.rows.resident[row]].long()
         scores = 0.35 * torch.einsum("wgd,tod->wgt", self.queries[before:length], self.keys[positions])
         newer = positions > torch.arange(before, length, device=self.device)[:, None, None]
         return scores.masked_fill(newer, -torch.inf).logsumexp(-1) / math.log(2)
 
     def blocks(self, row: int) -> list[int]:
-        positions = self.rows.positions[row, : self.rows.live[row]].cpu()
+        positions = self.rows.positions[row, : self.rows.resident[row]].cpu()
         return torch.unique(positions // BLOCK).tolist()
 
 

@@ -7,11 +7,11 @@ import torch
 from nexus_sglang.policy import Blocks, Evidence
 
 
-def blocks_of(n, forced=(), memory=None, event=640, seed=3, width=0):
+def blocks_of(n, forced=(), state=None, event=640, seed=3, width=0):
     mask = torch.zeros(n, dtype=torch.bool)
     mask[list(forced)] = True
-    memory = torch.full((n, width), math.nan) if memory is None else memory
-    return Blocks(torch.arange(n), mask, torch.arange(n) * 7919 + 1, memory, event, seed)
+    state = torch.full((n, width), math.nan) if state is None else state
+    return Blocks(torch.arange(n), mask, torch.arange(n) * 7919 + 1, state, event, seed)
 
 
 def evidence_of(n, w=16, seed=0):

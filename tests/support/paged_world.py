@@ -138,7 +138,7 @@ class Runner:
         )
         self.attn_backend = backend(self, use_paged) if backend is flashinfer else backend(self)
         self.decode_attn_backend, self.decode_attn_backend_group = None, []
-        assert attention_hooks.tell_lse(self) == with_lse
+        assert attention_hooks.reports_lse(self) == with_lse
         assert not attention_hooks.reads_compact_rows(self.attn_backend, self)
         attention_hooks.install_rows(self, self.runtime)
         assert attention_hooks.reads_compact_rows(self.attn_backend, self)
@@ -146,9 +146,9 @@ class Runner:
     @contextlib.contextmanager
     def passing(self, rows: list[int]):
         """A forward pass of these requests is under way."""
-        self.runtime.lanes = list(rows)
+        self.runtime.batch_rows = list(rows)
         yield self.attn_backend
-        self.runtime.lanes = []
+        self.runtime.batch_rows = []
 
     def batch(self, mode: ForwardMode, rows: list[int], written: torch.Tensor, tokens: int = 1) -> ForwardBatch:
         """The batch SGLang would build: logical lengths and positions, virtual write ids, which it translates."""

@@ -1,4 +1,4 @@
-"""Building blocks of a policy: window rows to one number per block, with or without memory, and value or key terms."""
+"""Building blocks of a policy: window rows to one number per block, with or without state, and value or key terms."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def floor_at_mean(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def reduce_window(rows: torch.Tensor, kind: str, mask: torch.Tensor) -> torch.Tensor:
-    """One number per block from the window's rows, without memory.
+    """One number per block from the window's rows, without state.
 
     Args:
         rows: float64 ``[W, N]``, oldest query first.
         kind: ``mean`` (SnapKV), ``sum`` (H2O), ``max`` (MorphKV), ``max-floor`` (DefensiveKV), ``last`` (TOVA); the two
-            kinds with memory reduce by ``mean`` and ``max`` here, see :func:`remember`.
+            kinds with state reduce by ``mean`` and ``max`` here, see :func:`remember`.
         mask: bool ``[N]``, the blocks over which ``max-floor`` takes its mean.
 
     Returns:
@@ -36,19 +36,19 @@ def reduce_window(rows: torch.Tensor, kind: str, mask: torch.Tensor) -> torch.Te
     return rows.sum(dim=0) if kind == "sum" else rows.mean(dim=0)
 
 
-def remember(scores: torch.Tensor, memory: torch.Tensor, kind: str, decay: float) -> torch.Tensor:
+def remember(scores: torch.Tensor, state: torch.Tensor, kind: str, decay: float) -> torch.Tensor:
     """Join this event's scores with what the block remembers.
 
     Args:
         scores: float64 ``[N]``.
-        memory: float ``[N]`` from the last event, NaN where none has judged the block.
+        state: float ``[N]`` from the last event, NaN where none has judged the block.
         kind: ``sum`` (m + s: H2O), ``running-average`` (d m + (1 - d) s), ``decaying-max`` (max(d m, s)).
         decay: d in [0, 1]; ``sum`` ignores it.
 
     Returns:
-        float64 ``[N]``, the new memory; ``scores`` where the block was never judged.
+        float64 ``[N]``, the new state; ``scores`` where the block was never judged.
     """
-    old = memory.double()
+    old = state.double()
     if kind == "sum":
         joined = old + scores
     elif kind == "running-average":

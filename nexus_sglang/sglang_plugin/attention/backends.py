@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from nexus_sglang.errors import ShadowError
 from nexus_sglang.evidence.query_window import CapturePlan
 
 from . import plain_torch as torch_native
 from .flashinfer_lse import LogSumExp
-from .shadow_batch import RowsPool, ShadowError, shadow_batch
+from .shadow_batch import RowsPool, shadow_batch
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ def backends(runner: Any) -> list[Any]:
     return found
 
 
-def tell_lse(runner: Any) -> bool:
+def reports_lse(runner: Any) -> bool:
     """Whether every backend of the runner is FlashInfer's, which tells the log-sum-exp of each query."""
     return all(type(backend).__name__ == FLASHINFER for backend in backends(runner))
 
@@ -70,11 +71,16 @@ def plan_resident(original, backend, forward_batch, *args, **kwargs):
     behind them: they plan with their own lengths over rows whose content does not matter.
     """
     runtime = backend.nexus_runtime
-    if runtime.lanes:
-        if runtime.config.debug and forward_batch.req_pool_indices[: len(runtime.lanes)].tolist() != runtime.lanes:
-            raise ShadowError(f"rows {forward_batch.req_pool_indices.tolist()} for requests in rows {runtime.lanes}")
+    if runtime.batch_rows:
+        if (
+            runtime.config.debug
+            and forward_batch.req_pool_indices[: len(runtime.batch_rows)].tolist() != runtime.batch_rows
+        ):
+            raise ShadowError(
+                f"rows {forward_batch.req_pool_indices.tolist()} for requests in rows {runtime.batch_rows}"
+            )
         padding = backend.get_cuda_graph_seq_len_fill_value()
-        forward_batch = shadow_batch(forward_batch, runtime.lanes, runtime.rows.live, padding)
+        forward_batch = shadow_batch(forward_batch, runtime.batch_rows, runtime.rows.resident, padding)
     return original(backend, forward_batch, *args, **kwargs)
 
 
@@ -117,11 +123,11 @@ def _capture_plan(runtime: Any, forward_batch: Any) -> CapturePlan | None:
     """Queries of this pass to keep; None for a prefill without requests (a capture or a warm-up)."""
     if not forward_batch.forward_mode.is_extend():
         return runtime.window.plan_decode(forward_batch.req_pool_indices, forward_batch.positions)
-    if not runtime.lanes:
+    if not runtime.batch_rows:
         return None
     prefix, extend = ([int(n) for n in lens] for lens in
                       (forward_batch.extend_prefix_lens_cpu, forward_batch.extend_seq_lens_cpu))  # fmt: skip
-    return runtime.window.plan_extend(runtime.lanes, prefix, extend, runtime.table.device)
+    return runtime.window.plan_extend(runtime.batch_rows, prefix, extend, runtime.table.device)
 
 
 class ReadPlan(NamedTuple):
@@ -142,7 +148,7 @@ def read_plan(runtime, forward_batch: Any) -> ReadPlan:
     plan = getattr(forward_batch, "_nexus_plan", None)
     if plan is None:
         rows = forward_batch.req_pool_indices.tolist()
-        slots = [runtime.rows.slots[row, : runtime.rows.live[row]].long() for row in rows]
+        slots = [runtime.rows.slots[row, : runtime.rows.resident[row]].long() for row in rows]
         if forward_batch.forward_mode.is_extend():
             extend = [int(n) for n in forward_batch.extend_seq_lens_cpu]
             prefix = [int(n) for n in forward_batch.extend_prefix_lens_cpu]

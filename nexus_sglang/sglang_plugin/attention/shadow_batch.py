@@ -14,10 +14,7 @@ from typing import Any
 import torch
 
 from nexus_sglang.device import upload
-
-
-class ShadowError(RuntimeError):
-    """A batch and the compact rows do not fit each other."""
+from nexus_sglang.errors import ShadowError
 
 
 class RowsPool:

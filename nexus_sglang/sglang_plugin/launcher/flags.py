@@ -11,7 +11,8 @@ import os
 import sys
 from typing import Any
 
-from nexus_sglang.config import ENV_CARRIER, ConfigError, NexusConfig
+from nexus_sglang.config import ENV_CARRIER, NexusConfig
+from nexus_sglang.errors import ConfigError
 from nexus_sglang.policy import make_policy
 from nexus_sglang.policy.probe import probe
 from nexus_sglang.sglang_plugin import self_check

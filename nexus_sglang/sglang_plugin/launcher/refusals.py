@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from nexus_sglang.config import ConfigError
+from nexus_sglang.errors import ConfigError
 
 from . import flags
 

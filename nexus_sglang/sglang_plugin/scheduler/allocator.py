@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator
 
-from nexus_sglang.kv_slots.page_table import IntegrityError, PageTable
+from nexus_sglang.errors import IntegrityError
+from nexus_sglang.kv_slots.page_table import PageTable
 
 from .admission import NexusPrefillBudget
 from .pressure import relieve

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from nexus_sglang.config import ConfigError, TokenAmount
+from nexus_sglang.config import TokenAmount
+from nexus_sglang.errors import ConfigError
 
 WHOLE = "kv_evict=false"
 """Prefix space of requests that are not to be evicted from; memory pressure drops its nodes whole."""

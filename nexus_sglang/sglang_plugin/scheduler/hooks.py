@@ -8,7 +8,9 @@ import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from nexus_sglang.config import ConfigError, TokenAmount
+from nexus_sglang.config import TokenAmount
+from nexus_sglang.device import Stopwatch
+from nexus_sglang.errors import ConfigError
 from nexus_sglang.evidence.query_window import LayerShape
 from nexus_sglang.kv_slots.capacity import affordable_requests, request_memory, side_memory, virtual_size
 from nexus_sglang.kv_slots.page_table import PageTable
@@ -140,7 +142,7 @@ def adopt_layers(result, runner):
             layers[module.layer_id] = LayerShape(module.tp_q_head_num, module.qk_head_dim, module.scaling)
     runtime = runner.token_to_kv_pool_allocator.runtime
     runtime.attach_layers(dict(sorted(layers.items())), runner.dtype, runner.token_to_kv_pool, parallel.score_group(),
-                          attention_hooks.tell_lse(runner))  # fmt: skip
+                          attention_hooks.reports_lse(runner))  # fmt: skip
     attention_hooks.install_rows(runner, runtime)
     self_check.check_runner(runner)
     parallel.check_ranks(runtime)
@@ -153,9 +155,9 @@ def run_forward(original, worker, batch, *args, **kwargs):
     grow and requests are freed on the scheduler's, evictions happen here. What the host does is one sequence, and the
     device has to follow it:
 
-    1. step n+1 is allocated after step n was launched, so after eviction n was queued and rows.live says its outcome
+    1. step n+1 is allocated after step n was launched, so after eviction n was queued and rows.resident says its outcome
     2. the new token's slot is written to its compact row there, and the forward stream waits for the scheduler's
-       stream (``Scheduler.run_batch``) before it plans step n+1 from rows and rows.live, then runs and evicts
+       stream (``Scheduler.run_batch``) before it plans step n+1 from rows and rows.resident, then runs and evicts
     3. after each launch the scheduler's stream waits for the whole forward stream (``Scheduler._apply_war_barrier``,
        made coarse by ``WHOLE_BARRIER``), so nothing it does next overtakes eviction n+1
 
@@ -165,7 +167,7 @@ def run_forward(original, worker, batch, *args, **kwargs):
     runtime = worker.model_runner.token_to_kv_pool_allocator.runtime
     runtime.before_forward(batch)
     clocked = runtime.config.timing and batch is not None and batch.forward_mode.is_decode()
-    watch = telemetry.Stopwatch(runtime.evictor.counters, runtime.table.device) if clocked else None
+    watch = Stopwatch(runtime.evictor.counters, runtime.table.device) if clocked else None
     result = original(worker, batch, *args, **kwargs)
     if watch:
         watch.lap("decode_seconds")

@@ -10,8 +10,8 @@ import dataclasses
 import torch
 
 from nexus_sglang import SGLANG_VERSION, __version__
-from nexus_sglang.evidence.score_group import ALONE, ProcessScores, RankMismatchError, ScoreGroup
-from nexus_sglang.sglang_plugin.self_check import SelfCheckError
+from nexus_sglang.errors import RankMismatchError, SelfCheckError
+from nexus_sglang.evidence.score_group import ALONE, ProcessScores, ScoreGroup
 
 
 def score_group() -> ScoreGroup:

@@ -56,12 +56,12 @@ class NexusRuntime:
     def __init__(self, config: NexusConfig, table: PageTable, chunk: int, overlap: bool):
         self.config, self.table = config, table
         self.policy = make_policy(config.policy, config.policy_config)
-        self.ledger = BlockLedger(table.virtual_size, self.policy.memory_width, table.device)
+        self.ledger = BlockLedger(table.virtual_size, self.policy.state_width, table.device)
         self.chunk, self.chunk_room = chunk, chunk_room(chunk, overlap)
         self.largest_budget = largest_budget(table.physical_size, config, chunk, overlap)
         require_pool(table.physical_size, config, chunk, overlap)
         self.sequences: dict[int, RunningSequence] = {}
-        self.lanes: list[int] = []
+        self.batch_rows: list[int] = []
         self.rows: CompactRows | None = None
         self.window: QueryWindow | None = None
         self.evictor: Evictor | None = None
@@ -111,7 +111,7 @@ class NexusRuntime:
     def free(self, row: int) -> None:
         seq = self.sequences.pop(row, None)
         if seq is not None:
-            seq.report = telemetry.request_report(seq, self.rows.live[row], self.rows.length[row])
+            seq.report = telemetry.request_report(seq, self.rows.resident[row], self.rows.length[row])
             self.log.add(seq.rid, seq.report)
         self.rows.free(row)
 
@@ -137,7 +137,7 @@ class NexusRuntime:
         """
         if batch is None or batch.forward_mode.is_idle():
             return
-        self.lanes = batch.req_pool_indices_cpu.tolist()
+        self.batch_rows = batch.req_pool_indices_cpu.tolist()
         extend = batch.forward_mode.is_extend()
         for req in batch.reqs:
             row = req.kv.req_pool_idx
@@ -148,7 +148,7 @@ class NexusRuntime:
 
     def after_forward(self, batch) -> None:
         """Evict what the pass left over budget."""
-        self.lanes = []
+        self.batch_rows = []
         if batch is None or batch.forward_mode.is_idle():
             return
         extend = batch.forward_mode.is_extend()
@@ -156,7 +156,7 @@ class NexusRuntime:
             seq = self.sequences.get(req.kv.req_pool_idx)
             if seq is None:
                 continue
-            seq.peak = max(seq.peak, self.rows.live[seq.row])
+            seq.peak = max(seq.peak, self.rows.resident[seq.row])
             evictions = seq.evictions
             if extend:
                 room = self.reclaimable() - self.expected_growth(besides=seq) if seq.prefill_left else 0
@@ -261,7 +261,7 @@ class NexusRuntime:
         for row, seq in self.sequences.items():
             if seq is besides:
                 continue
-            live = self.rows.live[row]
+            live = self.rows.resident[row]
             steady = min(seq.final, max(seq.budget, seq.floor) + block)
             total += max(0, steady - live, min(seq.prefill_left, self.chunk_room))
         return total

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import time
 from collections import OrderedDict
 from typing import Any
-
-import torch
 
 logger = logging.getLogger(__name__)
 
@@ -30,22 +27,6 @@ class RequestLog:
         self.recent[rid] = report
         while len(self.recent) > RECENT:
             self.recent.popitem(last=False)
-
-
-class Stopwatch:
-    """Adds wall time to counters, waiting for the device at every lap: for measuring, never for serving."""
-
-    def __init__(self, counters: Any, device: Any):
-        self._counters = counters
-        self._wait = getattr(torch.get_device_module(torch.device(device)), "synchronize", lambda: None)
-        self._wait()
-        self._last = time.perf_counter()
-
-    def lap(self, counter: str) -> None:
-        self._wait()
-        now = time.perf_counter()
-        setattr(self._counters, counter, getattr(self._counters, counter) + now - self._last)
-        self._last = now
 
 
 def snapshot(runtime) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 
 from nexus_sglang.device import download, upload
-from nexus_sglang.kv_slots.page_table import IntegrityError
+from nexus_sglang.errors import IntegrityError
 
 from .hints import WHOLE
 

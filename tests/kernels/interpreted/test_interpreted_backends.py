@@ -204,7 +204,7 @@ def test_extend_after_everything_before_was_evicted(backend):
     world.table.evict(torch.tensor(world.names[1][-1:]))
     del world.slot_of[world.names[1][-1]]
     world.rows.rebuild_all()
-    assert world.rows.live[1] == 0
+    assert world.rows.resident[1] == 0
     runner = Runner(world, backend)
     batch = runner.batch(ForwardMode.EXTEND, [1], world.grow([1], 3), 3)
     with runner.passing([1]) as backend:

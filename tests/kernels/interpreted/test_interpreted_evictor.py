@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import InterpretedFunction
 
-from nexus_sglang.eviction.evictor import PolicyError
+from nexus_sglang.errors import PolicyError
 from nexus_sglang.policy import Policy, Weighing, make_policy
 from tests.support.bench import bench
 

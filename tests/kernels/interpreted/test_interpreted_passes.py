@@ -149,7 +149,7 @@ class Heard:
         positions = window.positions(row, length)
         for p in positions.tolist():
             assert torch.equal(window.rings[0][row, p % W], self.queries[row, p]), f"row {row}, position {p}"
-        if self.lse and attention_hooks.tell_lse(runner):
+        if self.lse and attention_hooks.reports_lse(runner):
             told = window.lse(window.groups[0], row, positions)
             torch.testing.assert_close(told[0], torch.stack([self.lse[row, p] for p in positions.tolist()]))
 
