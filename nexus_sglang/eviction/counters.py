@@ -1,4 +1,4 @@
-"""What happened since the server started, one number each."""
+"""What happened since the server started, one number each. Several rooms count into one object."""
 
 from __future__ import annotations
 
@@ -7,9 +7,26 @@ from dataclasses import dataclass
 
 @dataclass
 class Counters:
-    """What happened since the server started (``/server_info`` and the log line show them).
+    """What happened since the server started; ``/server_info`` and the log line show it.
 
-    The seconds are counted with ``NEXUS_SGLANG_TIMING=1`` only.
+    Where nobody is named, the evictor counts.
+
+    Attributes:
+        sequences: requests that took a row; one that returns after a retraction is not counted again (the runtime).
+        sequences_over_budget: those that ever held more than they may.
+        eviction_events: times a sequence was evicted from.
+        blocks_evicted: blocks these events took.
+        tokens_evicted: tokens these events took.
+        chunk_evictions: events between two chunks of one prompt.
+        holes_healed: evicted tokens of the radix tree that became resident again (the tree).
+        budget_held_by_shared: events at which a protected prefix let a sequence hold more than its budget.
+        protection_clipped: events at which the protected prefix was larger than the pool can grant.
+        nodes_thinned: cached nodes that memory pressure took tokens from (thinning).
+        tokens_thinned: tokens it took (thinning).
+        tokens_dropped_with_leaves: tokens that went with whole leaves of the radix tree (the allocator).
+        retractions: requests that SGLang took back from the running batch (the scheduler's hooks).
+        decode_seconds: time in decode passes; counted with ``NEXUS_SGLANG_TIMING=1`` only.
+        decode_eviction_seconds: time in the evictions after them; counted with ``NEXUS_SGLANG_TIMING=1`` only.
     """
 
     sequences: int = 0

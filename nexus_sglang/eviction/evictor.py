@@ -72,6 +72,7 @@ class Evictor:
         table, rows, ledger, window: all on one device.
         keys_of, values_of: layer id -> pool buffer ``[physical slots, kv heads, head dim]``.
         group: ranks that hold the other heads of the same sequences; they must call the same methods in the same order.
+        counters: where its events are counted, beside what others count; None for counters of its own.
     """
 
     def __init__(
@@ -86,11 +87,12 @@ class Evictor:
         keys_of: Callable[[int], torch.Tensor],
         values_of: Callable[[int], torch.Tensor],
         group: ScoreGroup = ALONE,
+        counters: Counters | None = None,
     ):
         self.config, self.policy, self.largest_budget = config, policy, largest_budget
         self.table, self.rows, self.ledger, self.window = table, rows, ledger, window
         self.keys_of, self.values_of, self.group = keys_of, values_of, group
-        self.counters = Counters()
+        self.counters = Counters() if counters is None else counters
         self._nan = torch.zeros(2, dtype=torch.int64, device=table.device)
 
     def warm_up(self) -> None:
@@ -297,8 +299,7 @@ class Evictor:
             IntegrityError: an event has freed another number of slots than the host had counted.
         """
         weights, priorities, miscounted = download(torch.cat((self._nan, self.table.miscounted))).tolist()
-        if miscounted:
-            raise IntegrityError(self.table.MISCOUNTED.format(miscounted))
+        self.table.require_counted(miscounted)
         if weights or priorities:
             self._nan.zero_()
             raise PolicyError(

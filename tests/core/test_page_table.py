@@ -46,12 +46,14 @@ def test_random_histories_keep_the_books(physical, extra, operations):
 
 
 def test_evicted_slots_are_reused_at_once():
-    """S1: evicting n tokens of a running request frees exactly n slots, and they are handed out again."""
+    """Evicting n tokens of a running request frees exactly n slots, and they are handed out again."""
     table = PageTable(64, 16)
     ids = table.allocate(16)
     assert table.allocate(1) is None
     assert table.evict(ids[3:8]) == 5
-    assert table.counts().physical_free == 5 and table.counts().virtual_free == 48
+    assert table.free_slots == table.counts().physical_free == 5
+    assert table.free_ids == table.counts().virtual_free == 48
+    assert table.mapped(ids).tolist() == [True] * 3 + [False] * 5 + [True] * 8
     again = table.allocate(5)
     assert set(table.v2p[again].tolist()) <= set(range(1, 17))
     assert table.evict(ids[3:8]) == 0, "evicting twice frees nothing"
