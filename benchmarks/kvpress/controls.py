@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from benchmarks.offline.choosing import choose_tokens, describe_blocks
+from benchmarks.offline.choosing import describe_blocks, keep_tokens
 from benchmarks.offline.reader import Prefix, Reader
 from nexus_sglang.config import NexusConfig, TokenAmount
 from nexus_sglang.policy import Evidence, make_policy
@@ -70,7 +70,7 @@ def choose(prefix: Prefix, variant: Variant, evidence: Evidence) -> torch.Tensor
     blocks = describe_blocks(length, prefix.identities(config.block_size), config, budget, variant.policy.state_width)
     if evidence.attention is not None:
         evidence = evidence._replace(attention=evidence.attention[-variant.window :])
-    return choose_tokens(variant.policy, evidence, blocks, config, budget)
+    return keep_tokens(variant.policy, evidence, blocks, config, budget)
 
 
 def decode(reader: Reader, prefix: Prefix, tokens: torch.Tensor, count: int) -> list[int]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks.offline.choosing import choose_tokens, describe_blocks
+from benchmarks.offline.choosing import describe_blocks, keep_tokens
 from benchmarks.offline.reader import Kept, Prefix, Reader
 from nexus_sglang.config import NexusConfig, TokenAmount
 from nexus_sglang.evaluation.recall import Question, Sample
@@ -80,7 +80,7 @@ def thin(bench: _Bench, entry: Contestant | Reference, share: float, seed: int, 
         return entry(bench.prefix, config, budget)
     identities = bench.prefix.identities(bench.block_size)
     blocks = describe_blocks(length, identities, config, budget, entry.policy.state_width)
-    tokens = choose_tokens(entry.policy, bench.evidence(entry.policy), blocks, config, budget)
+    tokens = keep_tokens(entry.policy, bench.evidence(entry.policy), blocks, config, budget)
     return Kept.shared(tokens, reader.layers, reader.kv_heads)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.offline.choosing import choose_tokens, describe_blocks
+from benchmarks.offline.choosing import describe_blocks, keep_tokens
 from benchmarks.offline.reader import Kept, Prefix
 from nexus_sglang.config import NexusConfig
 from nexus_sglang.kernels.block_attention import block_attention
@@ -42,7 +42,7 @@ def nexus_paper_per_layer(prefix: Prefix, config: NexusConfig, budget: int) -> K
     for layer, keys in enumerate(prefix.keys):
         rows = _attention(prefix, layer, config.block_size, True)[:, 0]
         mine = blocks._replace(seed=config.seed + (layer << 32))
-        index.append(choose_tokens(policy, Evidence(rows), mine, config, budget).expand(keys.shape[0], -1))
+        index.append(keep_tokens(policy, Evidence(rows), mine, config, budget).expand(keys.shape[0], -1))
     return Kept(index, [torch.ones_like(i, dtype=torch.bool) for i in index])
 
 

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 
 import torch
 
-from benchmarks.offline.choosing import choose_blocks, describe_blocks
+from benchmarks.offline.choosing import describe_blocks, keep_blocks
 from benchmarks.offline.experiment import Contestant
 from benchmarks.offline.reader import Prefix, Reader
 from benchmarks.policies.common import SHARES, open_reader
@@ -95,7 +95,7 @@ def one_event(prefix: Prefix, entries: dict[str, Contestant], needed: list[set[i
                 config = NexusConfig("nexus", TokenAmount(share), recent_tokens=entry.recent, seed=seed)
                 budget = config.budget_tokens(length)
                 blocks = describe_blocks(length, identities, config, budget, entry.policy.state_width)
-                kept, _ = choose_blocks(entry.policy, evidence[kind], blocks, length - budget, BLOCK)
+                kept, _ = keep_blocks(entry.policy, evidence[kind], blocks, length - budget, BLOCK)
                 hits += [blocks_of <= set(kept.tolist()) for blocks_of in needed]
             out[label].append(sum(hits) / len(hits))
     return out
@@ -120,7 +120,7 @@ class Stream:
         blocks = describe_blocks(length, identities, self.config, self.budget, 0, self.resident)
         blocks = blocks._replace(state=self.state[blocks.index])
         evidence = prefix.measure(self.policy, BLOCK, self.resident)
-        kept, verdict = choose_blocks(self.policy, evidence, blocks, len(self.resident) - self.budget, BLOCK)
+        kept, verdict = keep_blocks(self.policy, evidence, blocks, len(self.resident) - self.budget, BLOCK)
         if verdict.state is not None:
             self.state[blocks.index] = verdict.state.float()
         self.resident = self.resident[torch.isin(self.resident // BLOCK, kept)]

@@ -9,6 +9,7 @@ whole: they are *hidden*. Sinks, protected prefix and recent window were never u
 from __future__ import annotations
 
 from bisect import bisect_left
+from itertools import accumulate
 
 import torch
 
@@ -86,11 +87,21 @@ class BlockMap:
         del self.index[free], self.tokens[free]
         self.head = head
 
-    def drop(self, ordinals: list[int]) -> None:
-        """These blocks (places in :attr:`index`) were evicted. Only where nothing is hidden."""
+    def drop(self, ordinals: list[int]) -> list[int]:
+        """These blocks were evicted. Only where no block is hidden.
+
+        Args:
+            ordinals: ascending, places in :attr:`index`.
+
+        Returns:
+            Which of the row's resident tokens they held, ascending, counted before they went.
+        """
+        ends = list(accumulate(self.tokens))
+        places = [place for i in ordinals for place in range(ends[i] - self.tokens[i], ends[i])]
         gone = set(ordinals)
         left = [i for i in range(len(self.index)) if i not in gone]
         self.index, self.tokens = [self.index[i] for i in left], [self.tokens[i] for i in left]
+        return places
 
     def check_integrity(self, positions: torch.Tensor) -> None:
         """Compare with ``positions`` (int64 ``[T]`` on the host), the row's resident tokens.

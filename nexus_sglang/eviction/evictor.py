@@ -12,7 +12,6 @@ CPU.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -24,14 +23,14 @@ from nexus_sglang.errors import IntegrityError, PolicyError
 from nexus_sglang.evidence.measure import lse_error, measure
 from nexus_sglang.evidence.query_window import QueryWindow
 from nexus_sglang.evidence.score_group import ALONE, ScoreGroup
-from nexus_sglang.kernels import reservoir
 from nexus_sglang.kernels.block_attention import block_starts
 from nexus_sglang.kv_slots.block_ledger import BlockLedger
 from nexus_sglang.kv_slots.compact_rows import CompactRows
 from nexus_sglang.kv_slots.page_table import PageTable
-from nexus_sglang.policy.base import Blocks, Policy, Weighing
+from nexus_sglang.policy.base import Blocks, Evidence, Policy
 
 from .block_map import BlockMap
+from .choice import choose, forced_blocks
 from .counters import Counters
 from .sequence import RunningSequence
 
@@ -39,12 +38,6 @@ logger = logging.getLogger(__name__)
 
 LSE_TOLERANCE = 0.02
 """How far a log-sum-exp of half-precision scores may be off: two hundredths are two per cent of the attention."""
-
-
-def forced_blocks(index: torch.Tensor, block_size: int, head: int, recent: int) -> torch.Tensor:
-    """bool ``[N]``, of blocks of these numbers: sinks and protected prefix (they begin before position ``head``) and the
-    recent window (they end after position ``recent``)."""
-    return (index < -(-head // block_size)) | (index >= recent // block_size)
 
 
 class Row(NamedTuple):
@@ -109,8 +102,8 @@ class Evictor:
                 row.index, row.index < 0, row.index, self.ledger.read(row.index * 0), length, self.config.seed
             )
             for changed in (0, length):  # with the log-sum-exp of the queries, where there is one, and without
-                places, _ = self._judge(0, length, row, names, length // size, 1, changed)
-                self._last(places, names.candidates, 1, 1)
+                evidence = self._measure(0, length, row, changed)
+                choose(self.policy, evidence, names, length // size, size, size)
         except Exception as err:
             logger.warning("nexus: warm-up without effect (%s: %s)", type(err).__name__, err)
         self._nan.zero_()
@@ -211,23 +204,21 @@ class Evictor:
         if self.config.debug:
             self._require_lse(seq.row, row)
         names = self._names(seq, row, head, recent)
-        free, count = names.candidates, min(candidates, math.ceil(excess / size))
-        places, weighing = self._judge(seq.row, length, row, names, block_map.blocks, candidates - count,
-                                       self.rows.seen_from[seq.row])  # fmt: skip
+        evidence = self._measure(seq.row, length, row, self.rows.seen_from[seq.row])
+        choice = choose(self.policy, evidence, names, candidates, excess, size, None if whole else block_map.tokens)
+        self._nan += choice.nan
         if check:
             self._require_numbers()
-        if whole:
-            gone = self._last(places, free, candidates - count, count)
-            leaves, freed = (
-                (row.starts[gone].long()[:, None] + torch.arange(size, device=gone.device)).flatten(),
-                count * size,
-            )
-            block_map.hide(head, recent, count)
+        gone = choice.ordinals
+        if choice.on_host is None:
+            places = (row.starts[gone].long()[:, None] + torch.arange(size, device=gone.device)).flatten()
+            block_map.hide(head, recent, len(gone))
         else:
-            gone, leaves, freed = self._cut(places, block_map, candidates, excess)
+            places = upload(block_map.drop(choice.on_host), gone.device)
+        freed = len(places)
         # A forced block has not been judged: its state starts when it becomes a candidate.
-        self.ledger.write(row.virtual, row.ordinal, *weighing, judged=free[row.ordinal])
-        self.table.evict(row.virtual[leaves], mapped=freed)
+        self.ledger.write(row.virtual, row.ordinal, *choice.weighing, judged=names.candidates[row.ordinal])
+        self.table.evict(row.virtual[places], mapped=freed)
         self._record(seq, length, row.index[gone], freed)
         return freed
 
@@ -263,33 +254,11 @@ class Evictor:
         state = self.ledger.read(row.virtual[row.starts[:-1].long()])
         return Blocks(row.index, forced, identity, state, length, self.config.seed)
 
-    def _judge(
-        self, row: int, length: int, tokens: Row, names: Blocks, blocks: int, keep: int, changed: int
-    ) -> tuple[torch.Tensor, Weighing]:  # fmt: skip
-        """Ask the policy.
-
-        Returns:
-            int64 ``[N]``, each candidate's place in the order of keeping, from 0, among equals the newer first, and N for
-            others; and the policy's verdict.
-
-        Raises:
-            PolicyError: a shape that does not fit.
-        """
-        evidence = measure(self.policy, self.window, self.keys_of, self.values_of, row, length, tokens.slots,
-                           tokens.positions, tokens.ordinal, tokens.starts, self.config.block_size, self.group,
-                           changed)  # fmt: skip
-        weighing = self.policy.weigh(evidence, names)
-        priority = self.policy.prioritise(weighing.weights, names, keep)
-        for what, tensor in (("weights", weighing.weights), ("priorities", priority)):
-            if tuple(tensor.shape) != (blocks,):
-                raise PolicyError(
-                    f"policy {self.policy.name!r} returned {what} of shape {tuple(tensor.shape)}, for {blocks} blocks"
-                )
-        self._nan += torch.stack([torch.isnan(x).sum() for x in (weighing.weights, priority)])
-        # Ranks of NaN would be no order, and slots would leak before anybody hears of it.
-        values = priority.double().nan_to_num(-torch.inf, torch.inf, -torch.inf)[None]
-        places = reservoir.ranks(values, names.candidates[None], upload([blocks], values.device))
-        return places[0].long(), weighing
+    def _measure(self, row: int, length: int, tokens: Row, changed: int) -> Evidence:
+        """What the policy asks to be measured."""
+        return measure(self.policy, self.window, self.keys_of, self.values_of, row, length, tokens.slots,
+                       tokens.positions, tokens.ordinal, tokens.starts, self.config.block_size, self.group,
+                       changed)  # fmt: skip
 
     def _require_numbers(self) -> None:
         """Wait for the device.
@@ -306,29 +275,6 @@ class Evictor:
                 f"policy {self.policy.name!r} returned {weights} weights and {priorities} priorities that are NaN "
                 "since this was last checked"
             )
-
-    @staticmethod
-    def _last(places: torch.Tensor, candidates: torch.Tensor, keep: int, count: int) -> torch.Tensor:
-        """int64 ``[count]``, ascending: the candidates whose place is ``keep`` or behind it; there are ``count``."""
-        blocks = torch.arange(len(places), device=places.device)
-        return torch.where(candidates & (places >= keep), blocks, len(places)).sort().values[:count]
-
-    @staticmethod
-    def _cut(
-        places: torch.Tensor, block_map: BlockMap, candidates: int, excess: int
-    ) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """The blocks to go where they are not whole: as many as hold ``excess`` tokens. Waits for their order.
-
-        Returns:
-            Blocks (int64 ``[k]``, ascending) and their tokens (int64 ``[freed]``) on the device, and ``freed``.
-        """
-        order = torch.argsort(download(places), descending=True, stable=True)[-candidates:]
-        tokens = torch.tensor(block_map.tokens, device="cpu")
-        gone = order[: int(torch.searchsorted(tokens[order].cumsum(0), excess)) + 1].sort().values
-        ends = tokens.cumsum(0)
-        leaves = torch.cat([torch.arange(int(ends[i] - tokens[i]), int(ends[i]), device="cpu") for i in gone])
-        block_map.drop(gone.tolist())
-        return upload(gone, places.device), upload(leaves, places.device), len(leaves)
 
     def _record(self, seq: RunningSequence, length: int, blocks: torch.Tensor, tokens: int) -> None:
         seq.record(length, blocks, tokens, keep=seq.trace or self.config.debug)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from .choice import fewest
+
 
 def thin(
     positions: torch.Tensor, weights: torch.Tensor, keep: int, block_size: int, head: int, tail: int
@@ -36,5 +38,5 @@ def thin(
     if len(order) == 0:
         return drop
     gone = torch.zeros(len(block), dtype=torch.bool, device=positions.device)
-    gone[order[: int(torch.searchsorted(tokens[order].cumsum(0), excess)) + 1]] = True
+    gone[fewest(order, tokens, excess)] = True
     return gone[ordinal]

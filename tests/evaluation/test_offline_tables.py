@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.offline.choosing import choose_tokens, describe_blocks
+from benchmarks.offline.choosing import describe_blocks, keep_tokens
 from benchmarks.offline.experiment import grade
 from benchmarks.offline.references import ada_rooms, pyramid_rooms
 from benchmarks.offline.tables import (
@@ -60,7 +60,7 @@ def test_forced_blocks_and_budget_are_the_evictors(recent, length, share):
     blocks = describe_blocks(length, torch.arange(n), config, budget, 0)
     newest = length - config.recent_length(budget)
     assert [int(i) for i in blocks.index[blocks.forced]] == [i for i in range(n) if i == 0 or (i + 1) * 32 > newest]
-    kept = choose_tokens(make_policy("random", {}), Evidence(), blocks, config, budget)
+    kept = keep_tokens(make_policy("random", {}), Evidence(), blocks, config, budget)
     assert budget - 32 < len(kept) <= budget and blocks.forced.sum() * 32 <= len(kept) + 31
     assert set(range(32)) <= set(kept.tolist()) and int(kept[-1]) == length - 1
 

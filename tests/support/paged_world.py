@@ -122,7 +122,7 @@ class Runner:
         shapes, with_lse = {0: LayerShape(HEADS, DIM, 0.25)}, backend is flashinfer
         window = QueryWindow(shapes, ROWS + 1, W, torch.float32, "cpu", with_lse)
         self.runtime = SimpleNamespace(
-            rows=world.rows, table=world.table, lanes=[], window=window, config=SimpleNamespace(debug=True)
+            rows=world.rows, table=world.table, batch_rows=[], window=window, config=SimpleNamespace(debug=True)
         )
         self.token_to_kv_pool_allocator = SimpleNamespace(runtime=self.runtime)
         self.req_to_token_pool = SimpleNamespace(req_to_token=world.req_to_token, size=ROWS)

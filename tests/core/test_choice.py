@@ -1,0 +1,80 @@
+"""Which blocks go, against the rule in plain Python: the lowest first, of equals the older, until enough tokens are gone."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nexus_sglang.errors import PolicyError
+from nexus_sglang.eviction.choice import choose, forced_blocks
+from nexus_sglang.policy import Policy, Weighing
+from nexus_sglang.policy.base import Blocks, Evidence
+
+SIZE = 4
+PRIORITIES = st.sampled_from([0.0, 1.0, 2.0, -1.0, math.inf, -math.inf, math.nan])
+
+
+class Given(Policy):
+    """Ranks blocks by numbers it was given."""
+
+    name, source, needs_attention = "given", "test", False
+    numbers: list[float]
+    asked: int
+
+    @classmethod
+    def of(cls, numbers: list[float]) -> Given:
+        policy = cls()
+        object.__setattr__(policy, "numbers", numbers)  # policies are frozen
+        return policy
+
+    def weigh(self, evidence, blocks):
+        return Weighing(torch.tensor(self.numbers, dtype=torch.float64))
+
+    def prioritise(self, weights, blocks, keep):
+        object.__setattr__(self, "asked", keep)
+        return weights
+
+
+def blocks_with(forced: list[bool]) -> Blocks:
+    index = torch.arange(len(forced))
+    return Blocks(index, torch.tensor(forced), index, torch.empty(len(forced), 0), 100, 0)
+
+
+def in_order(numbers: list[float], forced: list[bool]) -> list[int]:
+    """Candidates, the first to go first."""
+    value = [-math.inf if math.isnan(x) else x for x in numbers]
+    return sorted((i for i, held in enumerate(forced) if not held), key=lambda i: (value[i], i))
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_the_lowest_go_until_enough(data):
+    n = data.draw(st.integers(1, 12))
+    numbers = data.draw(st.lists(PRIORITIES, min_size=n, max_size=n))
+    forced = data.draw(st.lists(st.booleans(), min_size=n, max_size=n))
+    tokens = data.draw(st.none() | st.lists(st.integers(1, SIZE), min_size=n, max_size=n))
+    excess = data.draw(st.integers(-2, n * SIZE + 3))
+    order, gone = in_order(numbers, forced), []
+    while len(gone) < len(order) and sum((tokens or [SIZE] * n)[i] for i in gone) < excess:
+        gone.append(order[len(gone)])
+    policy = Given.of(numbers)
+    choice = choose(policy, Evidence(), blocks_with(forced), len(order), excess, SIZE, tokens)
+    assert choice.ordinals.tolist() == sorted(gone)
+    assert choice.on_host == (None if tokens is None else sorted(gone))
+    assert choice.nan.tolist() == [sum(map(math.isnan, numbers))] * 2
+    assert policy.asked == len(order) - min(len(order), max(0, math.ceil(excess / SIZE)))
+
+
+def test_a_policy_of_another_shape_is_named():
+    with pytest.raises(PolicyError, match=r"'given' returned weights of shape \(2,\), for 3 blocks"):
+        choose(Given.of([1.0, 2.0]), Evidence(), blocks_with([False] * 3), 3, 4, SIZE)
+
+
+def test_forced_blocks_begin_before_the_head_ends_or_end_in_the_recent_window():
+    index = torch.tensor([0, 1, 2, 4, 6, 7])
+    assert forced_blocks(index, SIZE, 5, 27).tolist() == [True, True, False, False, True, True]
+    assert forced_blocks(index, SIZE, 4, 28).tolist() == [True, False, False, False, False, True]
