@@ -14,7 +14,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from nexus_sglang.evaluation.recall import TASKS, Sample
+from nexus_sglang.evaluation.recall import RECALL_TASKS, RecallSample
 from nexus_sglang.harness.models import ensure_model
 from nexus_sglang.harness.server import Server
 
@@ -22,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 DOC = HERE.parents[1] / "docs" / "followups.md"
 
 
-def converse(server: Server, tokenizer: Any, sample: Sample, hint: dict[str, Any]) -> list[dict[str, Any]]:
+def converse(server: Server, tokenizer: Any, sample: RecallSample, hint: dict[str, Any]) -> list[dict[str, Any]]:
     """Ask the sample's questions one after the other; a row per question."""
     ids, rows = tokenizer.encode(sample.passage), []
     for turn, question in enumerate(sample.questions, start=1):
@@ -95,7 +95,7 @@ def main() -> int:
     flags = ("--kv-policy", options.policy, "--max-total-tokens", "16384", "--chunked-prefill-size", "4096")
     with Server(model, *flags, "--max-running-requests", "4") as server:
         for seed in range(options.first_seed, options.first_seed + options.samples):
-            sample = TASKS["multi-key"](seed, options.tokens, lambda text: len(tokenizer.encode(text)))
+            sample = RECALL_TASKS["multi-key"](seed, options.tokens, lambda text: len(tokenizer.encode(text)))
             for name, hint in hints.items():
                 systems[name] += converse(server, tokenizer, sample, hint)
             server.flush()

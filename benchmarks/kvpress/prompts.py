@@ -3,7 +3,7 @@
     python benchmarks/kvpress/prompts.py prompts.jsonl
 
 One line each: ``id``, ``task``, ``seed``, ``ids``, ``answers``, ``tokens`` (most that the answer may take), ``score``
-("all" or "part", see nexus_sglang/evaluation/suite/scoring.py). Every prompt has a passage of its own.
+("all" or "part", see nexus_sglang/evaluation/scoring.py). Every prompt has a passage of its own.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from nexus_sglang.evaluation.documents import make_document
-from nexus_sglang.evaluation.recall import TASKS
+from nexus_sglang.evaluation.recall import RECALL_TASKS
 from nexus_sglang.evaluation.scoring import match_all, match_part
 
 TOKENS = 1024
 FIRST_SEED = 310_000
 SCORES = {"all": match_all, "part": match_part}
 RECALL = {"needle": 12, "multi-key": 12}
-"""Prompts per task of ``evaluation.tasks``; of a passage with several questions one is asked."""
+"""Prompts per task of ``evaluation.recall``; of a passage with several questions one is asked."""
 DOCUMENTS = ("single-number", "multi-key-prose", "multi-key-lines", "qa-one-passage")
 DOCUMENTS_EACH = 4
-"""Prompts per family of ``evaluation.suite.documents``: four with one short answer."""
+"""Prompts per family of ``evaluation.documents``: four with one short answer."""
 
 Encode = Callable[[str], list[int]]
 
@@ -36,7 +36,7 @@ def make_prompts(encode: Encode) -> Iterator[dict[str, Any]]:
     length = lambda text: len(encode(text))  # noqa: E731
     for task, count in RECALL.items():
         for seed in range(FIRST_SEED, FIRST_SEED + count):
-            sample = TASKS[task](seed, TOKENS, length)
+            sample = RECALL_TASKS[task](seed, TOKENS, length)
             question = sample.questions[seed % len(sample.questions)]
             ids, tokens = encode(sample.passage) + encode(question.text), length(question.answer)
             yield _prompt(task, seed, ids, [question.answer.strip()], tokens, "all")

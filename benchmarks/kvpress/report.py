@@ -6,7 +6,8 @@ import math
 import textwrap
 from typing import Any, NamedTuple
 
-from nexus_sglang.evaluation.intervals import mean_and_error, wilson
+from benchmarks.offline.wilson import wilson
+from nexus_sglang.evaluation.intervals import mean_and_error
 
 Z = 1.959964
 
@@ -25,10 +26,10 @@ PAIRS = (
     Pair("TOVA", "tova", "tova"),
     Pair("StreamingLLM", "streaming-llm", "streaming-llm"),
 )
-FULL = Pair("full cache", "full", "full")
+FULL_CACHE = Pair("full cache", "full", "full")
 SIDES = ("kvpress", "ours")
 GROUPS = {"needle": ("needle",), "multi-key": ("multi-key",)}
-"""Tasks shown on their own; all others are questions on documents of the suite."""
+"""Tasks shown on their own; all others are questions on documents of ``evaluation.documents``."""
 
 
 class Answers:
@@ -92,7 +93,7 @@ def table(head: list[str], body: list[list[object]]) -> list[str]:
 
 
 def _lines(budgets: list[float]) -> list[tuple[str, Pair, float]]:
-    return [(FULL.name, FULL, 1.0), *((f"{p.name}, {b:g}", p, b) for p in PAIRS for b in budgets)]
+    return [(FULL_CACHE.name, FULL_CACHE, 1.0), *((f"{p.name}, {b:g}", p, b) for p in PAIRS for b in budgets)]
 
 
 def accuracy(answers: Answers, budgets: list[float]) -> list[str]:

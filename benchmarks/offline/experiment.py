@@ -12,11 +12,11 @@ import torch
 from benchmarks.offline.choosing import describe_blocks, keep_tokens
 from benchmarks.offline.reader import Kept, Prefix, Reader
 from nexus_sglang.config import NexusConfig, TokenAmount
-from nexus_sglang.evaluation.recall import Question, Sample
+from nexus_sglang.evaluation.plan import SETTINGS
+from nexus_sglang.evaluation.recall import RecallQuestion, RecallSample
 from nexus_sglang.evidence.measure import NEEDS
 from nexus_sglang.policy.base import Evidence, Policy
 
-SETTINGS = ("visible", "hidden")
 BATCH = 9
 """Thinned caches that answer at once."""
 
@@ -116,7 +116,7 @@ def answer_thinned(
 
 def run_sample(
     reader: Reader,
-    sample: Sample,
+    sample: RecallSample,
     contestants: dict[str, Contestant | Reference],
     shares: list[float],
     settings: tuple[str, ...] = SETTINGS,
@@ -144,7 +144,9 @@ def run_sample(
     return records
 
 
-def _ask(reader, passage, question: Question, contestants, shares, settings, kept_hidden, seed, block_size) -> dict:
+def _ask(
+    reader, passage, question: RecallQuestion, contestants, shares, settings, kept_hidden, seed, block_size
+) -> dict:
     asked, answer = reader.ids(question.text), reader.ids(question.answer)
     prompt = reader.read(asked, passage)
     after = reader.read(answer[:-1], prompt, last=len(answer) - 1)

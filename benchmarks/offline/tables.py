@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nexus_sglang.evaluation.intervals import mean_and_error, wilson
+from benchmarks.offline.wilson import wilson
+from nexus_sglang.evaluation.intervals import mean_and_error
 
 BEGIN, END = "<!-- results: written by benchmarks/policies/run.py --docs -->", "<!-- end of results -->"
 PILOT_BEGIN, PILOT_END = "<!-- pilot: written by benchmarks/policies/run.py --docs -->", "<!-- end of pilot -->"

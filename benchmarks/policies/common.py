@@ -11,9 +11,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-from benchmarks.offline.experiment import SETTINGS, Contestant, Reference, run_sample
+from benchmarks.offline.experiment import Contestant, Reference, run_sample
 from benchmarks.offline.reader import Reader
-from nexus_sglang.evaluation.recall import TASKS
+from nexus_sglang.evaluation.plan import SETTINGS
+from nexus_sglang.evaluation.recall import RECALL_TASKS
 from nexus_sglang.harness.models import ensure_model
 
 SHARES = [0.1, 0.2, 0.5]
@@ -47,7 +48,7 @@ def run_all(
         missing = {label: entry for label, entry in contestants.items() if label not in present}
         if not missing:
             continue
-        sample = TASKS[task](seed, tokens, lambda text: len(reader.ids(text)))
+        sample = RECALL_TASKS[task](seed, tokens, lambda text: len(reader.ids(text)))
         fresh = run_sample(reader, sample, missing, SHARES)
         if mine:
             for old, new in zip(mine, fresh, strict=True):

@@ -23,7 +23,7 @@ from benchmarks.offline.experiment import Contestant
 from benchmarks.offline.reader import Prefix, Reader
 from benchmarks.policies.common import SHARES, open_reader
 from nexus_sglang.config import NexusConfig, TokenAmount
-from nexus_sglang.evaluation.recall import TASKS, Question, Sample
+from nexus_sglang.evaluation.recall import RECALL_TASKS, RecallQuestion, RecallSample
 from nexus_sglang.evidence.measure import NEEDS
 from nexus_sglang.policy import make_policy
 
@@ -64,7 +64,7 @@ def probe(kind: str) -> SimpleNamespace:
     return SimpleNamespace(head_reduction=kind, **dict.fromkeys(NEEDS, True))
 
 
-def needed_blocks(reader: Reader, sample: Sample, question: Question) -> set[int]:
+def needed_blocks(reader: Reader, sample: RecallSample, question: RecallQuestion) -> set[int]:
     """Numbers of the blocks that hold the answer where the passage gives it to this question."""
     answer = question.answer.strip()
     lead = question.text.split(". ")[-1].split("? ")[-1]  # the words of the fact up to the answer
@@ -157,7 +157,7 @@ def main() -> None:
     rows: dict[str, dict[str, list]] = {label: {"visible": [], "hidden": [], "stream": []} for label in entries}
     for i in range(args.passages):
         for t, task in enumerate(("multi-key", "variables")):
-            sample = TASKS[task](FIRST_SEED + 100 * t + i, 1950, lambda text: len(reader.ids(text)))
+            sample = RECALL_TASKS[task](FIRST_SEED + 100 * t + i, 1950, lambda text: len(reader.ids(text)))
             passage = reader.read(reader.ids(sample.passage))
             needed = [needed_blocks(reader, sample, question) for question in sample.questions]
             for question, want in zip(sample.questions, needed, strict=True):

@@ -11,10 +11,11 @@ import argparse
 import json
 from pathlib import Path
 
-from benchmarks.offline.experiment import SETTINGS, Contestant, Reference
+from benchmarks.offline.experiment import Contestant, Reference
 from benchmarks.offline.references import REFERENCES
 from benchmarks.offline.tables import write_tables
 from benchmarks.policies.common import open_reader, run_all, save
+from nexus_sglang.evaluation.plan import SETTINGS
 from nexus_sglang.policy import POLICIES, make_policy
 
 FIRST_SEED = 100_000

@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.offline.experiment import Contestant, run_sample
 from benchmarks.policies.common import SHARES, open_reader, save
 from nexus_sglang.evaluation.documents import make_document
-from nexus_sglang.evaluation.recall import TASKS, Question, Sample
+from nexus_sglang.evaluation.recall import RECALL_TASKS, RecallQuestion, RecallSample
 from nexus_sglang.policy import make_policy
 
 OUT = Path(__file__).with_name("values.json")
@@ -29,17 +29,17 @@ def contestants() -> dict[str, Contestant]:
     return shares | {name: Contestant(make_policy(name, {})) for name in ("morphkv", "snapkv", "random")}
 
 
-def samples(kind: str, tokens: int, seed: int, count: Callable[[str], int]) -> list[Sample]:
+def samples(kind: str, tokens: int, seed: int, count: Callable[[str], int]) -> list[RecallSample]:
     """One document with its questions of one answer, or a passage of two tasks on filler."""
     if kind == "filler":
-        return [TASKS[task](seed, tokens, count) for task in ("needle", "multi-key")]
+        return [RECALL_TASKS[task](seed, tokens, count) for task in ("needle", "multi-key")]
     document = make_document(seed, tokens, count)
     asked = [
-        Question(q.text, f" {q.answers[0]}")
+        RecallQuestion(q.text, f" {q.answers[0]}")
         for q in document.questions
         if q.task.startswith(ASKED) and count(f" {q.answers[0]}") > 1
     ]
-    return [Sample("document", seed, tokens, document.text, asked)]
+    return [RecallSample("document", seed, tokens, document.text, asked)]
 
 
 def main() -> None:

@@ -20,8 +20,8 @@ from nexus_sglang.errors import ConfigError
 from nexus_sglang.harness.models import MODELS, ensure_model
 
 from .conversations import KINDS
-from .documents import TASKS
-from .plan import FULL, Job, Results, Settings, read_results
+from .documents import FAMILIES
+from .plan import FULL, Job, Plan, Results, read_results
 
 RESULTS = "results.jsonl"
 SERVER_FLAGS = ("--max-total-tokens", "49152", "--chunked-prefill-size", "8192", "--max-running-requests", "48")
@@ -44,7 +44,7 @@ def add_command(commands: argparse._SubParsersAction) -> None:
     add("--budgets", type=_numbers, help="comma list of shares of the prompt, or token counts (default: 0.2)")
     add("--lengths", type=_counts, metavar="LENGTH[:SAMPLES],...", help="documents, question hidden (default: 1024:10)")
     add("--visible", type=_counts, metavar="LENGTH[:SAMPLES],...", help="documents, question visible (default: none)")
-    add("--tasks", type=_names, help=f"comma list (default: all thirteen): {', '.join(TASKS)}")
+    add("--tasks", type=_names, help=f"comma list (default: all thirteen): {', '.join(FAMILIES)}")
     add("--conversations", type=int, metavar="N", help="conversations of each kind: " + ", ".join(KINDS))
     add("--texts", type=int, metavar="N", help="texts streamed for KL, top-1 agreement and perplexity")
     add("--text-tokens", type=int, help="length of a text (default: 2048)")
@@ -81,8 +81,8 @@ def _counts(text: str) -> dict[int, int]:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list such as 1024:20,2048:50") from None
 
 
-def settings_of(args: argparse.Namespace) -> Settings:
-    """Settings from the command line; ``--quick`` gives other defaults.
+def plan_of(args: argparse.Namespace) -> Plan:
+    """What the command line asks for; ``--quick`` gives other defaults.
 
     Raises:
         ConfigError: unknown policy or task, or an unusable number.
@@ -103,7 +103,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
                 find_policy(policy)
             except ConfigError as err:
                 raise ConfigError(str(err).replace("--kv-policy", "--policies", 1)) from None
-    return Settings(**wanted)
+    return Plan(**wanted)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
 
     if not args.report:
         try:
-            measure(args, settings_of(args))
+            measure(args, plan_of(args))
         except (ServerError, requests.RequestException) as err:
             print(
                 f"nexus-sglang: {err}\nWhat was measured is in {args.out}; the same command goes on.", file=sys.stderr
@@ -129,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def measure(args: argparse.Namespace, settings: Settings) -> None:
+def measure(args: argparse.Namespace, plan: Plan) -> None:
     """Play what is missing from the result file.
 
     Raises:
@@ -148,30 +148,30 @@ def measure(args: argparse.Namespace, settings: Settings) -> None:
     head = {
         "model": Path(target.model).name,
         "sglang": SGLANG_VERSION,
-        "first_seed": settings.first_seed,
+        "first_seed": plan.first_seed,
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {platform.system()}",
-        "tasks": ",".join(settings.tasks) if settings.samples or settings.visible_samples else None,
-        "text": check_inputs(settings, data, target.tokenizer),
+        "tasks": ",".join(plan.tasks) if plan.samples or plan.visible_samples else None,
+        "text": check_inputs(plan, data, target.tokenizer),
         "commands": [command_line(args)],
     }
     results = Results(args.out / RESULTS, head)
     check_data(args, data, results)
-    plans = {policy: _missing(settings, policy, data, results) for policy in target.policies(settings)}
-    with tqdm(total=sum(map(len, plans.values())), unit="job", smoothing=0.05) as bar:
+    jobs = {policy: _missing(plan, policy, data, results) for policy in target.policies(plan)}
+    with tqdm(total=sum(map(len, jobs.values())), unit="job", smoothing=0.05) as bar:
 
         def done(job: Job, row: dict[str, Any]) -> None:
             results.add(job, row)
             bar.update()
 
         def play(policy: str) -> None:
-            if plans[policy] and not stop.is_set():
-                bar.write(f"{policy}: {len(plans[policy])} jobs", file=sys.stderr)
-                target.play(policy, Work(settings, plans[policy], data, done, stop))
+            if jobs[policy] and not stop.is_set():
+                bar.write(f"{policy}: {len(jobs[policy])} jobs", file=sys.stderr)
+                target.play(policy, Work(plan, jobs[policy], data, done, stop))
 
         with ThreadPoolExecutor(args.servers) as threads:
             try:
-                for _ in threads.map(play, plans):
+                for _ in threads.map(play, jobs):
                     pass
             except BaseException:  # Ctrl-C as well: each server finishes what it is at, and is stopped
                 stop.set()
@@ -179,7 +179,7 @@ def measure(args: argparse.Namespace, settings: Settings) -> None:
     print(f"measured in {(time.monotonic() - begin) / 60:.1f} minutes", file=sys.stderr)
 
 
-def check_inputs(settings: Settings, data: list, tokenizer: Any) -> str | None:
+def check_inputs(plan: Plan, data: list, tokenizer: Any) -> str | None:
     """Make every text and render a chat once, before hours of work.
 
     Returns:
@@ -192,7 +192,7 @@ def check_inputs(settings: Settings, data: list, tokenizer: Any) -> str | None:
 
     system = [{"role": "system", "content": "x"}]
     chats = [("--conversations", chat) for chat in (system, [*system, {"role": "user", "content": "y"}])]
-    chats = chats * bool(settings.conversations) + [("--data", sample.messages) for sample in data]
+    chats = chats * bool(plan.conversations) + [("--data", sample.messages) for sample in data]
     for flag, messages in chats:
         try:
             tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -201,10 +201,10 @@ def check_inputs(settings: Settings, data: list, tokenizer: Any) -> str | None:
                 f"{flag}: the chat template of this tokenizer does not render {str(messages)[:60]} ({str(err)[:120]}). "
                 f"Leave {flag} out, or give the folder of an instruct model's tokenizer with --tokenizer"
             ) from None
-    if not settings.texts:
+    if not plan.texts:
         return None
-    path = Path(settings.text_file) if settings.text_file else None
-    fidelity.texts(path, settings.texts, settings.text_tokens, tokenizer)
+    path = Path(plan.text_file) if plan.text_file else None
+    fidelity.texts(path, plan.texts, plan.text_tokens, tokenizer)
     if path is None:
         return f"documentation of CPython {platform.python_version()}"
     return f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
@@ -228,18 +228,16 @@ def check_data(args: argparse.Namespace, data: list, results: Results) -> None:
 class Work(NamedTuple):
     """What one server is to do: jobs, the user's samples, who hears the rows, and whether to stop early."""
 
-    settings: Settings
+    plan: Plan
     jobs: list[Job]
     data: list
     done: Callable
     stop: threading.Event
 
 
-def _missing(settings: Settings, policy: str, data: list, results: Results) -> list[Job]:
-    jobs = [*settings.jobs(policy)]
-    jobs += [
-        Job("data", "", policy, budget, 0, sample.line) for sample in data for budget in settings.budgets_of(policy)
-    ]
+def _missing(plan: Plan, policy: str, data: list, results: Results) -> list[Job]:
+    jobs = [*plan.jobs(policy)]
+    jobs += [Job("data", "", policy, budget, 0, sample.line) for sample in data for budget in plan.budgets_of(policy)]
     return [job for job in jobs if job.key not in results.rows]
 
 
@@ -261,8 +259,8 @@ class Started:
             self.model = str(ensure_model(args.model, log=lambda line: print(line, file=sys.stderr, flush=True)))
         self.tokenizer = load_tokenizer(args.tokenizer or self.model)
 
-    def policies(self, settings: Settings) -> tuple[str, ...]:
-        return settings.policies
+    def policies(self, plan: Plan) -> tuple[str, ...]:
+        return plan.policies
 
     def play(self, policy: str, work: Work) -> None:
         from nexus_sglang.harness.server import Server
@@ -297,7 +295,7 @@ class Driven:
                 "to compare policies, run once per server with the same --out, one after the other"
             )
 
-    def policies(self, settings: Settings) -> tuple[str, ...]:
+    def policies(self, plan: Plan) -> tuple[str, ...]:
         return (self.served,)
 
     def play(self, policy: str, work: Work) -> None:
@@ -308,7 +306,7 @@ def play_all(url: str, policy: str, tokenizer: Any, work: Work) -> None:
     """Every job of one policy on one server."""
     from .runner import Runner, run_jobs
 
-    runner = Runner(url, policy, tokenizer, work.settings)
+    runner = Runner(url, policy, tokenizer, work.plan)
     run_jobs(runner, [job for job in work.jobs if job.kind != "data"], AT_ONCE, work.done, work.stop)
     lines = {sample.line: sample for sample in work.data}
     for job in work.jobs:

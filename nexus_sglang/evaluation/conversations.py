@@ -5,12 +5,12 @@ Each turn is a request of its own on the conversation so far, so it finds the re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from .documents import FIRST, TOWNS, Length
-from .recall import TASKS, Dice, filler
-from .scoring import match_all, match_word
+from .prose import FIRST_NAMES, TOWNS, CountTokens, Dice, filler
+from .recall import RECALL_TASKS
+from .scoring import Score, match_all, match_word
 
 KINDS = ("questions", "rule", "facts")
 QUESTIONS = ("question-1", "question-2", "question-3")
@@ -39,7 +39,7 @@ class Turn(NamedTuple):
     answers: tuple[str, ...]
     tokens: int
     reply: str | None
-    score: Callable = match_all
+    score: Score = match_all
 
 
 class Conversation(NamedTuple):
@@ -51,15 +51,15 @@ class Conversation(NamedTuple):
     turns: list[Turn]
 
 
-def questions(seed: int, tokens: int, length: Length) -> Conversation:
-    """Three questions on one document, evicted from after each (scenario S2: SnapKV issue 18, kvpress issue 61).
+def questions(seed: int, tokens: int, count_tokens: CountTokens) -> Conversation:
+    """Three questions on one document, evicted from after each (SnapKV issue 18, kvpress issue 61).
 
     Question 1 is visible when the document is evicted from first; questions 2 and 3 read what is left.
     """
-    sample, turns = TASKS["multi-key"](seed, tokens, length), []
+    sample, turns = RECALL_TASKS["multi-key"](seed, tokens, count_tokens), []
     for task, question in zip(QUESTIONS, sample.questions, strict=True):
         text = question.text if turns else sample.passage + question.text
-        turns.append(Turn(task, text, "", (question.answer.strip(),), length(question.answer), question.answer))
+        turns.append(Turn(task, text, "", (question.answer.strip(),), count_tokens(question.answer), question.answer))
     return Conversation("questions", seed, None, turns)
 
 
@@ -84,7 +84,7 @@ ROUNDS = 10
 
 
 def rule(seed: int) -> Conversation:
-    """A rule in the system message that must hold for ten rounds (scenario S3: llama.cpp issue 15416).
+    """A rule in the system message that must hold for ten rounds (llama.cpp issue 15416).
 
     The model's own answers stay in the conversation; the rule stands behind the sink block. A round also brings about 100
     tokens of other text, so that the budget is passed several times.
@@ -113,7 +113,7 @@ TOOLS = (
 def facts(seed: int) -> Conversation:
     """Two facts told in the first turn of a tool-using session, asked for after eight tool results."""
     dice = Dice(seed)
-    name, town, order = dice.pick(FIRST), dice.pick(TOWNS), dice.number(5)
+    name, town, order = dice.pick(FIRST_NAMES), dice.pick(TOWNS), dice.number(5)
     told = f"My name is {name}, I live in {town} and my order number is {order}. Please look into my delivery."
     turns = [Turn(None, told, "", (), 1, "I will look into that.")]
     for tool in dice.distinct(TOOLS, len(TOOLS)):
@@ -125,10 +125,10 @@ def facts(seed: int) -> Conversation:
     return Conversation("facts", seed, f"{COMPANY} You have tools.", turns)
 
 
-def make_conversation(kind: str, seed: int, tokens: int, length: Length) -> Conversation:
+def make_conversation(kind: str, seed: int, tokens: int, count_tokens: CountTokens) -> Conversation:
     """One conversation. ``tokens`` is the length of the document of ``questions``; the others have their own."""
     if kind == "questions":
-        return questions(seed, tokens, length)
+        return questions(seed, tokens, count_tokens)
     return {"rule": rule, "facts": facts}[kind](seed)
 
 

@@ -1,20 +1,15 @@
-"""One long document that carries the material of all thirteen RULER task families (arXiv 2404.06654), and its questions.
+"""One long document that carries the material of all thirteen RULER families (arXiv 2404.06654), and its questions.
 
-RULER makes one context per task and sample. Here the tasks share a document, so that one prefill serves thirteen
-questions; each task's material is the others' distraction, and scores are lower than RULER's for the same length.
-Everything is generated from word lists: nothing is downloaded, every platform sees the same text.
+RULER makes one context per family and sample. Here the families share a document, so that one prefill serves thirteen
+questions. What belongs to one family distracts from the others, so scores are lower than RULER's at the same length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
-from .recall import KEYS, LETTERS, Dice, filler
-from .scoring import match_all, match_part
-
-Length = Callable[[str], int]
-"""Tokens of a text."""
+from .prose import FIRST_NAMES, KEYS, LETTERS, TOWNS, CountTokens, Dice, filler
+from .scoring import Score, match_all, match_part
 
 WORDS = (
     "anchor", "barrel", "candle", "dragon", "engine", "feather", "guitar", "hammer", "island", "jacket", "kitten",
@@ -22,18 +17,30 @@ WORDS = (
     "window", "yogurt", "zipper", "bucket", "carpet", "donkey", "fabric", "goblet", "helmet", "icicle", "jungle",
     "kettle", "lizard", "mirror", "napkin", "oyster", "parrot", "ribbon",
 )  # fmt: skip
-FIRST = ("Mara", "Tomas", "Ilse", "Bruno", "Greta", "Anton", "Livia", "Oskar", "Petra", "Jonas", "Selma", "Viktor")
-LAST = ("Lindqvist", "Okafor", "Marin", "Halloran", "Petrov", "Duarte", "Keller", "Sato", "Novak", "Byrne", "Farkas")
-TOWNS = ("Torvik", "Almedia", "Grenholm", "Casterby", "Ostrava", "Ridgefield", "Montaro", "Belford", "Kalmar", "Lydden")
+LAST_NAMES = (
+    "Lindqvist",
+    "Okafor",
+    "Marin",
+    "Halloran",
+    "Petrov",
+    "Duarte",
+    "Keller",
+    "Sato",
+    "Novak",
+    "Byrne",
+    "Farkas",
+)
 TRADES = ("glassblower", "surveyor", "violin maker", "printer", "botanist", "blacksmith", "translator", "pilot")
 
 
-class Question(NamedTuple):
+class DocumentQuestion(NamedTuple):
     """One question about a document.
 
     Attributes:
-        task: its RULER family. text: asked after the document; ends where the answer begins.
-        answers: expected substrings. tokens: most tokens the answer may take.
+        task: its RULER family, one of :data:`FAMILIES`.
+        text: asked after the document; ends where the answer begins.
+        answers: expected substrings.
+        tokens: most tokens the answer may take.
         depth: where in the document its material lies, in [0, 1]; None when it is spread over all of it.
         score: output and answers to [0, 1].
     """
@@ -43,23 +50,37 @@ class Question(NamedTuple):
     answers: tuple[str, ...]
     tokens: int
     depth: float | None
-    score: Callable = match_all
+    score: Score = match_all
 
 
 class Document(NamedTuple):
-    """A document of about ``tokens`` tokens; the same seed and tokenizer make the same one."""
+    """A generated document.
+
+    Attributes:
+        seed: same seed and tokenizer, same document.
+        tokens: length that was asked for, in tokens.
+        text: the document.
+        questions: one per family, in the order of :data:`FAMILIES`.
+    """
 
     seed: int
     tokens: int
     text: str
-    questions: list[Question]
+    questions: list[DocumentQuestion]
 
 
 class Piece(NamedTuple):
-    """Sentences to hide, each on its own (``scattered``) or as one paragraph, and the question made of them.
+    """What one family adds to a document, and the question it asks.
 
     Attributes:
-        asked: which of the sentences the depth is read from; None for a question about all of them.
+        task: the family.
+        sentences: to hide in the document; empty when the question is about another piece's sentences.
+        scattered: whether each sentence is hidden on its own; otherwise they form one paragraph.
+        asked: which sentence the depth is read from; None for a question about all of them.
+        question: text of the question.
+        answers: expected substrings.
+        tokens: most tokens the answer may take.
+        score: output and answers to [0, 1].
     """
 
     task: str
@@ -69,7 +90,7 @@ class Piece(NamedTuple):
     question: str
     answers: tuple[str, ...]
     tokens: int
-    score: Callable = match_all
+    score: Score = match_all
 
 
 def _hexadecimal(dice: Dice) -> str:
@@ -151,7 +172,10 @@ def _frequent_words(dice: Dice) -> Piece:
 
 def _passages(dice: Dice) -> list[Piece]:
     """Short biographies; one question needs one of them, the other two (RULER's SQuAD and HotpotQA, own text)."""
-    people = [f"{first} {last}" for first, last in zip(dice.distinct(FIRST, 4), dice.distinct(LAST, 4), strict=True)]
+    people = [
+        f"{first} {last}"
+        for first, last in zip(dice.distinct(FIRST_NAMES, 4), dice.distinct(LAST_NAMES, 4), strict=True)
+    ]
     towns, trades = dice.distinct(TOWNS, 4), dice.distinct(TRADES, 4)
     texts = [
         f"Document {i + 1}: {people[i]} was born in {towns[i]} and worked as a {trades[i]}. "
@@ -172,7 +196,7 @@ def _pieces(dice: Dice) -> list[Piece]:
     codes, values = [_hexadecimal(dice) for _ in range(4)], [_hexadecimal(dice) for _ in range(4)]
     return [
         *_needles(dice),
-        _lines(dice, "multi-key-lines", "locker", dice.distinct(FIRST, 6), numbers, 8),
+        _lines(dice, "multi-key-lines", "locker", dice.distinct(FIRST_NAMES, 6), numbers, 8),
         _lines(dice, "multi-key-hex", "checksum", codes, values, 12),
         _variables(dice),
         _common_words(dice),
@@ -181,7 +205,7 @@ def _pieces(dice: Dice) -> list[Piece]:
     ]
 
 
-TASKS = (
+FAMILIES = (
     "single-number", "single-word", "single-hex", "multi-key-prose", "multi-key-lines", "multi-key-hex", "multi-value",
     "multi-query", "variable-tracking", "common-words", "frequent-words", "qa-one-passage", "qa-two-passages",
 )  # fmt: skip
@@ -189,11 +213,13 @@ SMALLEST = 900
 """Tokens below which the material of all tasks does not fit a document."""
 
 
-def make_document(seed: int, tokens: int, length: Length) -> Document:
+def make_document(seed: int, tokens: int, count_tokens: CountTokens) -> Document:
     """The document of this seed, of about ``tokens`` tokens.
 
     Args:
-        tokens: at least :data:`SMALLEST`. length: tokens of a text, by the served model's tokenizer.
+        seed: same seed and tokenizer, same document.
+        tokens: length of the document, at least :data:`SMALLEST`.
+        count_tokens: tokens of a text, by the served model's tokenizer.
 
     Raises:
         ValueError: too few tokens for the material.
@@ -207,21 +233,23 @@ def make_document(seed: int, tokens: int, length: Length) -> Document:
     for piece in pieces:
         groups = [[s] for s in piece.sentences] if piece.scattered else [piece.sentences] if piece.sentences else []
         hidden += [(piece, i, group) for i, group in enumerate(groups)]
-    used = sum(length(" " + sentence) for _, _, group in hidden for sentence in group)
+    used = sum(count_tokens(" " + sentence) for _, _, group in hidden for sentence in group)
     text: list[str] = []
     while used < tokens:
         text.append(filler(dice))
-        used += length(" " + text[-1])
-    chunks, depths = _scatter(hidden, text, dice, length)
+        used += count_tokens(" " + text[-1])
+    chunks, depths = _scatter(hidden, text, dice, count_tokens)
     questions = [
-        Question(p.task, p.question, p.answers, p.tokens, None if p.asked is None else depths[p.task, p.asked], p.score)
-        for p in sorted(pieces, key=lambda piece: TASKS.index(piece.task))
+        DocumentQuestion(
+            p.task, p.question, p.answers, p.tokens, None if p.asked is None else depths[p.task, p.asked], p.score
+        )
+        for p in sorted(pieces, key=lambda piece: FAMILIES.index(piece.task))
     ]
     return Document(seed, tokens, " ".join(chunks), questions)
 
 
 def _scatter(
-    hidden: list, text: list[str], dice: Dice, length: Length
+    hidden: list[tuple[Piece, int, list[str]]], text: list[str], dice: Dice, count_tokens: CountTokens
 ) -> tuple[list[str], dict[tuple[str, int], float]]:
     """Hide the groups at random places between the filler sentences; the order within a piece is kept.
 
@@ -244,5 +272,5 @@ def _scatter(
     chunks += text[next_text:]
     ends = [0]
     for chunk in chunks:
-        ends.append(ends[-1] + length(" " + chunk))
+        ends.append(ends[-1] + count_tokens(" " + chunk))
     return chunks, {(task, number): round(ends[at] / ends[-1], 4) for task, number, at in marks}

@@ -1,19 +1,13 @@
-"""95 % intervals and standard errors."""
+"""Standard errors and Student's intervals."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 
-
-def wilson(right: int, n: int, z: float = 1.959964) -> tuple[float, float]:
-    """95 % interval of a share (Wilson 1927)."""
-    if n == 0:
-        return 0.0, 1.0
-    share, denominator = right / n, 1 + z * z / n
-    middle = (share + z * z / (2 * n)) / denominator
-    half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / denominator
-    return max(0.0, middle - half), min(1.0, middle + half)
+Z = 1.959964
+T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""97.5 % points of Student's distribution for 1 to 9 degrees of freedom, and for infinitely many (``Z``)."""
 
 
 def mean_and_error(values: Iterable[float], groups: Iterable[object]) -> tuple[float, float]:
@@ -26,3 +20,11 @@ def mean_and_error(values: Iterable[float], groups: Iterable[object]) -> tuple[f
     n = len(sums)
     spread = sum(total * total for total in sums.values()) * n / max(n - 1, 1)
     return mean, math.sqrt(spread) / len(pairs)
+
+
+def student(n: int) -> float:
+    """97.5 % point of Student's distribution for the mean of ``n`` values."""
+    if n - 1 <= len(T):
+        return T[max(n - 2, 0)]
+    v = n - 1  # Abramowitz and Stegun 26.7.5
+    return Z + (Z**3 + Z) / (4 * v) + (5 * Z**5 + 16 * Z**3 + 3 * Z) / (96 * v * v)

@@ -1,4 +1,4 @@
-"""What a run of the suite consists of: settings, jobs and the rows they leave in the result file."""
+"""What a run consists of: the plan, its jobs, and the result file with one row per finished job."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from nexus_sglang.config import TokenAmount
 from nexus_sglang.errors import ConfigError
 
 from .conversations import KINDS, PINS
-from .documents import SMALLEST, TASKS
+from .documents import FAMILIES, SMALLEST
 from .fidelity import STEP
 
 FULL = "full"
 """The policy name of stock SGLang without eviction."""
 SETTINGS = ("hidden", "visible")
-"""Whether the question is known when the document is first evicted from."""
+"""Settings of a document: whether the question is known when the document is first evicted from."""
 SAME = ("model", "sglang", "first_seed")
 """What all rows of one result file share."""
 INPUTS = ("tasks", "text")
@@ -30,9 +30,12 @@ class Job(NamedTuple):
     """One unit of work and one row of the result file, identified by :attr:`key`.
 
     Attributes:
-        kind: ``document``, ``conversation``, ``fidelity`` or ``data``. what: setting, conversation kind, ... of that kind.
-        policy, budget: which server and what it may keep; 1.0 is everything.
-        length: tokens of the document or text. seed: which one.
+        kind: ``document``, ``conversation``, ``fidelity`` or ``data``.
+        what: the setting of a document, the kind of a conversation with what is pinned, ``stream`` for fidelity.
+        policy: which server.
+        budget: what it may keep, as a share or a count; 1.0 is everything.
+        length: tokens of the document or text; 0 where the job has a length of its own.
+        seed: which document, conversation or text; the line of a user's file.
     """
 
     kind: str
@@ -44,26 +47,34 @@ class Job(NamedTuple):
 
     @property
     def key(self) -> str:
+        """All fields in one text, unique in a result file."""
         return "/".join(str(part) for part in self)
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What to run.
+class Plan:
+    """What to measure.
 
     Attributes:
-        policies: :data:`FULL` or registered policies. budgets: shares of the prompt or token counts.
-        samples: documents per length, by length. visible_samples: the same for the question-visible setting.
+        policies: :data:`FULL` or registered policies.
+        budgets: shares of the prompt or token counts.
+        samples: number of documents by length in tokens, question hidden.
+        visible_samples: number of documents by length in tokens, question visible.
         tasks: RULER families to ask.
-        conversations: samples per kind. kinds: which. conversation_tokens: length of the document of ``questions``.
-        texts, text_tokens, text_file: for fidelity. first_seed: of every kind.
+        conversations: number of conversations of each kind.
+        kinds: kinds of conversations.
+        conversation_tokens: length of the document of the kind ``questions``, in tokens.
+        texts: number of texts streamed for fidelity.
+        text_tokens: length of such a text, in tokens.
+        text_file: file the texts are cut from; None takes CPython's documentation.
+        first_seed: of documents and conversations.
     """
 
     policies: tuple[str, ...]
     budgets: tuple[float, ...]
     samples: dict[int, int]
     visible_samples: dict[int, int]
-    tasks: tuple[str, ...] = TASKS
+    tasks: tuple[str, ...] = FAMILIES
     conversations: int = 0
     kinds: tuple[str, ...] = KINDS
     conversation_tokens: int = 1024
@@ -82,17 +93,18 @@ class Settings:
         for length in (*self.samples, *self.visible_samples):
             if length < SMALLEST:
                 raise ConfigError(f"--lengths {length} is too short for thirteen tasks: use {SMALLEST} or more")
-        for name, given, known in (("--tasks", self.tasks, TASKS), ("--conversation-kinds", self.kinds, KINDS)):
+        for name, given, known in (("--tasks", self.tasks, FAMILIES), ("--conversation-kinds", self.kinds, KINDS)):
             for value in given:
                 if value not in known:
                     raise ConfigError(f"{name} {value!r} is not known: use some of {', '.join(known)}")
 
     def budgets_of(self, policy: str) -> tuple[float, ...]:
+        """The budgets that this policy is measured at; the full cache has one."""
         return (1.0,) if policy == FULL else self.budgets
 
     def jobs(self, policy: str) -> Iterator[Job]:
         """Jobs of one policy: by seed first, so that a run that stops early is balanced over the cells."""
-        for setting, samples in (("hidden", self.samples), ("visible", self.visible_samples)):
+        for setting, samples in zip(SETTINGS, (self.samples, self.visible_samples), strict=True):
             for length, count in samples.items():
                 for seed in range(self.first_seed, self.first_seed + count):
                     for budget in self.budgets_of(policy):
@@ -114,14 +126,17 @@ class Results:
     """A JSON-lines file: a head, then one row per finished job. Appending makes a run resumable and extensible.
 
     Args:
+        path: of the file; created with its folder if it is not there.
         head: what every row has in common (:data:`SAME`, :data:`INPUTS`), and ``commands``, to which this run's is added.
 
     Raises:
         ConfigError: the file belongs to another model, SGLang or first seed, or to other tasks or texts.
     """
 
-    def __init__(self, path: Path, head: dict[str, Any]):
-        self.path, self.rows, self._lock = path, {}, threading.Lock()
+    def __init__(self, path: Path, head: dict[str, Any]) -> None:
+        self.path = path
+        self.rows: dict[str, dict[str, Any]] = {}
+        self._lock = threading.Lock()
         if path.exists() and path.stat().st_size:
             old, self.rows = read_results(path)
             for name in (*SAME, *INPUTS):
@@ -139,7 +154,7 @@ class Results:
         whole.replace(path)
 
     def add(self, job: Job, row: dict[str, Any]) -> None:
-        """Keep one finished job."""
+        """Append one finished job."""
         row = {**job._asdict(), **row}
         with self._lock, self.path.open("a", encoding="utf-8") as f:
             self.rows[job.key] = row

@@ -13,8 +13,8 @@ from nexus_sglang.harness.server import flush_cache
 
 from . import fidelity
 from .conversations import Script, make_conversation
-from .documents import Document, Question, make_document
-from .plan import FULL, Job, Settings
+from .documents import Document, DocumentQuestion, make_document
+from .plan import FULL, Job, Plan
 from .scoring import match_all
 from .user_data import UserSample
 
@@ -27,11 +27,16 @@ class Runner:
         parallel: requests in flight.
     """
 
-    def __init__(self, url: str, policy: str, tokenizer: Any, settings: Settings, parallel: int = 16):
-        self.url, self.policy, self.tokenizer, self.settings = url, policy, tokenizer, settings
-        self.parallel, self._streams, self._one_reference = parallel, {}, threading.Lock()
+    def __init__(self, url: str, policy: str, tokenizer: Any, plan: Plan, parallel: int = 16):
+        self.url = url
+        self.policy = policy
+        self.tokenizer = tokenizer
+        self.plan = plan
+        self.parallel = parallel
+        self._streams: dict[int, list[fidelity.Position]] = {}
+        self._one_reference = threading.Lock()
 
-    def length(self, text: str) -> int:
+    def count_tokens(self, text: str) -> int:
         return len(self.tokenizer.encode(text, add_special_tokens=False))
 
     def ids(self, text: str) -> list[int]:
@@ -60,8 +65,8 @@ class Runner:
         )
 
     def _document(self, job: Job) -> dict[str, Any]:
-        document = make_document(job.seed, job.length, self.length)
-        questions = [q for q in document.questions if q.task in self.settings.tasks]
+        document = make_document(job.seed, job.length, self.count_tokens)
+        questions = [q for q in document.questions if q.task in self.plan.tasks]
         play = self._hidden if job.what == "hidden" else self._visible
         answers = play(document, questions, job.budget)
         return {
@@ -70,7 +75,7 @@ class Runner:
             **_held(answers),
         }
 
-    def _hidden(self, document: Document, questions: list[Question], budget: float) -> list[Answer]:
+    def _hidden(self, document: Document, questions: list[DocumentQuestion], budget: float) -> list[Answer]:
         """The document alone first, then every question as a branch of what is left of it."""
         ids = self.ids(document.text)
         first = self.ask(ids, 1, budget)
@@ -79,7 +84,7 @@ class Runner:
         # An answer's own eviction is not what the setting is about: that the document's happened is.
         return [a._replace(evicted=a.evicted + first.evicted) for a in answers]
 
-    def _visible(self, document: Document, questions: list[Question], budget: float) -> list[Answer]:
+    def _visible(self, document: Document, questions: list[DocumentQuestion], budget: float) -> list[Answer]:
         """Document and question in one prompt, each with a prefix space of its own."""
         ids = self.ids(document.text)
         ask = lambda q: self.ask(ids + self.ids(q.text), q.tokens, budget, cache_salt=q.task)  # noqa: E731
@@ -88,7 +93,7 @@ class Runner:
 
     def _conversation(self, job: Job) -> dict[str, Any]:
         kind, _, pinned = job.what.partition(" ")  # "rule", "rule pinned"
-        script = Script(make_conversation(kind, job.seed, job.length, self.length), self.tokenizer)
+        script = Script(make_conversation(kind, job.seed, job.length, self.count_tokens), self.tokenizer)
         pin, salt = script.pinned_tokens(pinned), f"{job.what} {job.seed}"
         scores: dict[str, list[float]] = {}
         answers, play = [], script.play()
@@ -115,8 +120,8 @@ class Runner:
         return {**numbers, "nll_full": round(-sum(p.logprob for p in full) / len(full), 6), **_held(answers)}
 
     def _texts(self) -> list[list[int]]:
-        path = Path(self.settings.text_file) if self.settings.text_file else None
-        return fidelity.texts(path, self.settings.texts, self.settings.text_tokens, self.tokenizer)
+        path = Path(self.plan.text_file) if self.plan.text_file else None
+        return fidelity.texts(path, self.plan.texts, self.plan.text_tokens, self.tokenizer)
 
     def _stream(self, ids: list[int], budget: float) -> tuple[list[fidelity.Position], list[Answer]]:
         """Positions of the second half of a text, in steps; the first half is the first prompt."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+Score = Callable[[str, Sequence[str]], float]
+"""Output and expected answers to a score in [0, 1]."""
 
 
 def match_all(output: str, answers: Sequence[str]) -> float:

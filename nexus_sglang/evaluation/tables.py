@@ -6,14 +6,11 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from .conversations import JUDGED, PINS
-from .documents import TASKS
-from .intervals import mean_and_error
+from .documents import FAMILIES
+from .intervals import mean_and_error, student
 from .plan import FULL, SETTINGS
 
 Row = dict[str, Any]
-Z = 1.959964
-T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""97.5 % points of Student's distribution for 1 to 9 degrees of freedom, and for infinitely many (``Z``)."""
 FEWEST = 6
 """Documents below which even differences that all have one sign happen by chance in more than one of twenty cells."""
 SOLVED = 0.25
@@ -36,14 +33,6 @@ class Cell(NamedTuple):
     def text(self, digits: int) -> str:
         interval = f" ±{self.half:.{digits}f}" if self.n > 2 else ""
         return f"{self.mean:.{digits}f}{interval}"
-
-
-def student(n: int) -> float:
-    """97.5 % point of Student's distribution for the mean of ``n`` values."""
-    if n - 1 <= len(T):
-        return T[max(n - 2, 0)]
-    v = n - 1  # Abramowitz and Stegun 26.7.5
-    return Z + (Z**3 + Z) / (4 * v) + (5 * Z**5 + 16 * Z**3 + 3 * Z) / (96 * v * v)
 
 
 def cell(values: list[float], groups: list[object]) -> Cell | None:
@@ -83,7 +72,7 @@ class Rows:
 
     def tasks(self, setting: str, length: int) -> list[str]:
         seen = {task for row in self.where(kind="document", what=setting, length=length) for task in row["scores"]}
-        return [task for task in TASKS if task in seen]
+        return [task for task in FAMILIES if task in seen]
 
     def of(self, setting: str, length: int, policy: str, budget: float) -> list[Row]:
         share = 1.0 if policy == FULL else budget

@@ -4,11 +4,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.offline.experiment import SETTINGS, Contestant, answer_thinned, run_sample
+from benchmarks.offline.experiment import Contestant, answer_thinned, run_sample
 from benchmarks.offline.reader import Kept, Reader
 from benchmarks.offline.references import REFERENCES
 from nexus_sglang.config import NexusConfig, TokenAmount
-from nexus_sglang.evaluation.recall import Question, Sample
+from nexus_sglang.evaluation.plan import SETTINGS
+from nexus_sglang.evaluation.recall import RecallQuestion, RecallSample
 from nexus_sglang.policy import POLICIES, make_policy
 
 LAYERS, KV = 2, 2
@@ -88,8 +89,8 @@ def test_references_keep_the_budget(reader, name):
 
 def test_a_whole_sample_runs(reader, monkeypatch):
     monkeypatch.setattr(reader, "ids", lambda text: [ord(c) % 64 for c in text])
-    sample = Sample(
-        "needle", 1, 300, "a passage about nothing " * 14, [Question(" what is the number of a thing?", " 12")]
+    sample = RecallSample(
+        "needle", 1, 300, "a passage about nothing " * 14, [RecallQuestion(" what is the number of a thing?", " 12")]
     )
     entries = {name: Contestant(make_policy(name, {})) for name in POLICIES} | REFERENCES
     (record,) = run_sample(reader, sample, entries, [0.5])

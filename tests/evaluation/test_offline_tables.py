@@ -18,11 +18,11 @@ from benchmarks.offline.tables import (
     ranking,
     tables,
     values_table,
-    wilson,
     write_tables,
 )
+from benchmarks.offline.wilson import wilson
 from nexus_sglang.config import NexusConfig, TokenAmount
-from nexus_sglang.evaluation.recall import TASKS
+from nexus_sglang.evaluation.recall import RECALL_TASKS
 from nexus_sglang.evidence.measure import expected_attention, measure
 from nexus_sglang.evidence.query_window import LayerShape, QueryWindow
 from nexus_sglang.kernels.distinctiveness import token_distinctiveness
@@ -34,10 +34,10 @@ ROOT = Path(__file__).parents[2]
 words = lambda text: len(text.split())  # noqa: E731
 
 
-@pytest.mark.parametrize("task", sorted(TASKS))
+@pytest.mark.parametrize("task", sorted(RECALL_TASKS))
 def test_tasks_are_fixed_by_their_seed_and_hold_their_answers(task):
-    sample = TASKS[task](7, 800, words)
-    assert sample == TASKS[task](7, 800, words) != TASKS[task](8, 800, words)
+    sample = RECALL_TASKS[task](7, 800, words)
+    assert sample == RECALL_TASKS[task](7, 800, words) != RECALL_TASKS[task](8, 800, words)
     assert 790 < words(sample.passage) < 830
     for question in sample.questions:
         assert question.answer.strip() in sample.passage
@@ -47,7 +47,7 @@ def test_tasks_are_fixed_by_their_seed_and_hold_their_answers(task):
 
 def test_a_passage_is_pinned():
     """Another text under the same seed would make results.json stale."""
-    sample = TASKS["multi-key"](100_000, 60, words)
+    sample = RECALL_TASKS["multi-key"](100_000, 60, words)
     assert (sample.passage[:60], [q.answer for q in sample.questions]) == PINNED
 
 

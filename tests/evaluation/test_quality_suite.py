@@ -1,8 +1,9 @@
-"""The quality suite without a server: tasks, scripts, scores, result file, report (issue 4)."""
+"""The quality suite without a server: tasks, scripts, scores, result file, report."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import re
@@ -16,9 +17,9 @@ from nexus_sglang.errors import ConfigError
 from nexus_sglang.evaluation import command, fidelity
 from nexus_sglang.evaluation.command import check_data, check_inputs
 from nexus_sglang.evaluation.conversations import KINDS, PINS, RULES, Script, make_conversation
-from nexus_sglang.evaluation.documents import TASKS, make_document
+from nexus_sglang.evaluation.documents import FAMILIES, make_document
 from nexus_sglang.evaluation.fidelity import Position
-from nexus_sglang.evaluation.plan import FULL, Job, Results, Settings, read_results
+from nexus_sglang.evaluation.plan import FULL, Job, Plan, Results, read_results
 from nexus_sglang.evaluation.report import render, write_report
 from nexus_sglang.evaluation.runner import Runner, run_jobs
 from nexus_sglang.evaluation.scoring import match_all, match_part, match_word
@@ -59,7 +60,7 @@ def test_an_english_answer_does_not_follow_a_rule_for_another_language():
 @pytest.mark.parametrize("tokens", [1024, 2048, 4096])
 def test_a_document_asks_every_family_once(tokens):
     document = make_document(7, tokens, length)
-    assert tuple(q.task for q in document.questions) == TASKS
+    assert tuple(q.task for q in document.questions) == FAMILIES
     assert abs(length(document.text) - tokens) < 0.06 * tokens
     for question in document.questions:
         assert all(answer in document.text for answer in question.answers), question.task
@@ -79,6 +80,22 @@ def test_depth_is_where_the_fact_stands():
 def test_documents_depend_on_nothing_but_the_seed():
     assert make_document(3, 1024, length) == make_document(3, 1024, length)
     assert make_document(3, 1024, length).text != make_document(4, 1024, length).text
+
+
+GENERATED = "3b3b880c3b399f4e5fa379592c793c95cbfe83a3fd928ce1c016efbf7c377d13"
+
+
+def test_what_is_asked_is_pinned():
+    """Another text under the same seed would make every checked-in result stale."""
+    digest = hashlib.sha256()
+    count_tokens = lambda text: len(text.split())  # noqa: E731
+    for seed in (1, 1000):
+        document = make_document(seed, 1024, count_tokens)
+        digest.update(repr((document.text, [question[:-1] for question in document.questions])).encode())
+        for kind in KINDS:
+            conversation = make_conversation(kind, seed, 1024, count_tokens)
+            digest.update(repr((conversation.system, [turn[:-1] for turn in conversation.turns])).encode())
+    assert digest.hexdigest() == GENERATED
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -153,7 +170,7 @@ def test_user_data_is_read(tmp_path):
     assert (sample.line, sample.expect, sample.tokens) == (1, ("x",), 5)
 
 
-SMALL = Settings((FULL, "nexus", "snapkv"), (0.2, 0.5), {1024: 7, 2048: FEWEST}, {1024: 1}, conversations=2, texts=2)
+SMALL = Plan((FULL, "nexus", "snapkv"), (0.2, 0.5), {1024: 7, 2048: FEWEST}, {1024: 1}, conversations=2, texts=2)
 
 
 def test_jobs_cover_every_cell_once():
@@ -166,13 +183,13 @@ def test_jobs_cover_every_cell_once():
 
 def test_bad_settings_are_named():
     with pytest.raises(ConfigError, match="--lengths 500"):
-        Settings((FULL,), (0.2,), {500: 1}, {})
+        Plan((FULL,), (0.2,), {500: 1}, {})
     with pytest.raises(ConfigError, match="--tasks 'needel'.*single-number"):
-        Settings((FULL,), (0.2,), {1024: 1}, {}, tasks=("needel",))
+        Plan((FULL,), (0.2,), {1024: 1}, {}, tasks=("needel",))
     with pytest.raises(ConfigError, match="--budgets"):
-        Settings((FULL,), (-1.0,), {1024: 1}, {})
+        Plan((FULL,), (-1.0,), {1024: 1}, {})
     with pytest.raises(ConfigError, match="--text-tokens 100 .* 128 or more"):
-        Settings((FULL,), (0.2,), {1024: 1}, {}, texts=1, text_tokens=100)
+        Plan((FULL,), (0.2,), {1024: 1}, {}, texts=1, text_tokens=100)
 
 
 def fake_row(job: Job) -> dict:
@@ -180,7 +197,7 @@ def fake_row(job: Job) -> dict:
     held = {"resident": share, "evicted": int(share < 1), "requests": 1}
     if job.kind == "document":
         good = {FULL: 1.0, "nexus": 0.5}.get(job.policy, 0.0)
-        return {"scores": dict.fromkeys(TASKS, good), "depths": {TASKS[0]: 0.3}, **held}
+        return {"scores": dict.fromkeys(FAMILIES, good), "depths": {FAMILIES[0]: 0.3}, **held}
     if job.kind == "conversation":
         kind = job.what.split()[0]
         tasks = {"questions": ("question-1", "question-2", "question-3"), "rule": ("rule",)}.get(kind)
@@ -233,7 +250,7 @@ def test_controls_are_labelled_and_losses_counted(tmp_path):
     assert "(control)" in next(line for line in lines if line.startswith("| full"))
     assert "0.20 (7/7)" in next(line for line in lines if line.startswith("| nexus 0.2"))
     # Two lengths with enough documents, two budgets, every task; 1.0 against 0.5 against 0.0.
-    cells = 2 * 2 * len(TASKS)
+    cells = 2 * 2 * len(FAMILIES)
     table = {line.split(" | ")[0][2:]: line for line in wins(data, "nexus")}
     assert table["full"] == f"| full | 0 | {cells} | 0 |" and table["snapkv"] == f"| snapkv | {cells} | 0 | 0 |"
 
@@ -243,17 +260,17 @@ def test_leads_are_taken_document_by_document():
 
     def row(policy, budget, seed, score):
         return {"kind": "document", "what": "hidden", "policy": policy, "budget": budget, "length": 1024, "seed": seed,
-                "scores": dict.fromkeys(TASKS, score)}  # fmt: skip
+                "scores": dict.fromkeys(FAMILIES, score)}  # fmt: skip
 
     easy = {seed: seed % 2 for seed in range(10)}
     rows = [row("full", 1.0, seed, 1.0) for seed in easy]
     rows += [row("nexus", 0.2, seed, 0.2 + 0.6 * hard) for seed, hard in easy.items()]
     rows += [row("random", 0.2, seed, 0.1 + 0.6 * hard + 0.01 * (seed % 3)) for seed, hard in easy.items()]
     data = Rows(rows)
-    gap = data.difference("hidden", 1024, 0.2, list(TASKS), "nexus", "random")
+    gap = data.difference("hidden", 1024, 0.2, list(FAMILIES), "nexus", "random")
     assert (
         gap.mean == pytest.approx(0.091)
-        and gap.half < 0.01 < data.mean_cell("hidden", 1024, "nexus", 0.2, list(TASKS)).half
+        and gap.half < 0.01 < data.mean_cell("hidden", 1024, "nexus", 0.2, list(FAMILIES)).half
     )
     lines = {line.split(" | ")[0][2:]: line for line in leads(data, "hidden", "nexus")}
     assert lines["random"] == "| random | 0.09 ±0.01 |" and lines["full"].startswith("| full | -0.50 ±")
