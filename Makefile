@@ -65,5 +65,5 @@ lint: setup
 
 # After hooks were added or moved: what the hooked functions look like now.
 patches: setup
-	@$(BIN)/python -W ignore -c 'from nexus_sglang.sglang_plugin.self_check import record; print(record(), end="")' > patches/.new
+	@$(BIN)/python -W ignore -c 'from nexus_sglang.sglang_plugin import hook_table, installer; print(installer.record(hook_table.ALL), end="")' > patches/.new
 	@mv patches/.new patches/sglang-0.5.23.json

@@ -14,9 +14,6 @@ from typing import Any
 
 from nexus_sglang.errors import ConfigError
 
-ENV_CARRIER = "NEXUS_SGLANG_CONFIG"
-"""Environment variable that carries the validated config from the launching process to the schedulers."""
-
 
 @dataclass(frozen=True)
 class TokenAmount:

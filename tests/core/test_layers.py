@@ -4,9 +4,6 @@ import pytest
 
 from tests.support import layers
 
-STILL_CIRCULAR = "sglang_plugin"
-"""The one room in which imports inside functions still hide a circle; to be emptied."""
-
 
 @pytest.fixture(scope="module")
 def package():
@@ -26,10 +23,7 @@ def test_no_two_modules_need_each_other_to_load(package):
 
 
 def test_no_import_inside_a_function_hides_a_circle(package):
-    circles = layers.circles(
-        {name: text for name, text in package.items() if layers.room(name) != STILL_CIRCULAR}, True
-    )
-    assert circles == []
+    assert layers.circles(package, late=True) == []
 
 
 def test_a_policy_builds_on_few_rooms(package):

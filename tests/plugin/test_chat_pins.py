@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from nexus_sglang.config import ENV_CARRIER, NexusConfig
-from nexus_sglang.sglang_plugin.launcher import chat_pins as system_pin
+from nexus_sglang.config import NexusConfig
+from nexus_sglang.sglang_plugin import carrier
+from nexus_sglang.sglang_plugin.launcher import chat_pins
 
 RULES = {"role": "system", "content": "Never talk about the weather."}
 HELLO = {"role": "user", "content": "Hello"}
@@ -59,7 +60,7 @@ def chat(messages, **fields):
 def pinned(serving, request, prefixes=None) -> str:
     """The text that is pinned."""
     text = serving.text(request)
-    return text[: system_pin.pin_length(serving, request, [ord(c) for c in text], prefixes or system_pin.Prefixes())]
+    return text[: chat_pins.pin_length(serving, request, [ord(c) for c in text], prefixes or chat_pins.Prefixes())]
 
 
 def test_leading_messages_are_pinned_up_to_the_first_word_of_the_user():
@@ -90,7 +91,7 @@ def test_without_a_system_message_nothing_is_pinned():
 def test_the_stand_in_never_begins_like_the_question(content):
     request = chat([RULES, {"role": "user", "content": content}])
     assert pinned(Serving(chatml), chat([RULES, {"role": "user", "content": "x#"}])).endswith("<user>")
-    text = system_pin.stand_in(request.messages[1])
+    text = chat_pins.stand_in(request.messages[1])
     first = content[0]["text"] if isinstance(content, list) else content
     assert not first.lstrip().startswith(text)
 
@@ -102,7 +103,7 @@ def test_a_conversation_without_a_user_message_is_pinned_too():
 
 
 def test_a_prefix_is_rendered_once_and_the_memory_is_bounded():
-    serving, prefixes = Serving(chatml), system_pin.Prefixes(size=2)
+    serving, prefixes = Serving(chatml), chat_pins.Prefixes(size=2)
     for question in ("one", "two", "three"):
         pinned(serving, chat([RULES, {"role": "user", "content": question}]), prefixes)
     assert serving.rendered == 1
@@ -123,7 +124,7 @@ def task_pinned(serving, messages, **fields) -> str:
     request = chat(messages, **fields)
     text = serving.text(request)
     ids = [ord(c) for c in text]
-    return text[: system_pin.pin_length(serving, request, ids, system_pin.Prefixes(), first_user=True)]
+    return text[: chat_pins.pin_length(serving, request, ids, chat_pins.Prefixes(), first_user=True)]
 
 
 @pytest.mark.parametrize("head", [[RULES, TASK], [TASK]])
@@ -159,17 +160,17 @@ def test_only_the_first_user_message_counts():
 @pytest.fixture
 def hook(monkeypatch):
     """Runs the hook on a request under a config; returns the request's custom_params."""
-    monkeypatch.setattr(system_pin, "_prefixes", system_pin.Prefixes())
-    monkeypatch.setattr(system_pin, "_warned", False)
+    monkeypatch.setattr(chat_pins, "_prefixes", chat_pins.Prefixes())
+    monkeypatch.setattr(chat_pins, "_warned", False)
 
     def run(custom=None, serving=None, **settings):
         config = NexusConfig("nexus", **settings)
-        monkeypatch.setenv(ENV_CARRIER, config.to_json())
+        monkeypatch.setenv(carrier.VARIABLE, config.to_json())
         request, serving = chat([RULES, HELLO]), serving or Serving(chatml)
         generate = SimpleNamespace(
             sampling_params={"custom_params": custom}, input_ids=[ord(c) for c in Serving(chatml).text(request)]
         )
-        assert system_pin.pin_chat((generate, request), serving, request, None) is None
+        assert chat_pins.pin_chat((generate, request), serving, request, None) is None
         return generate.sampling_params["custom_params"]
 
     return run
@@ -196,8 +197,8 @@ def test_the_first_user_message_takes_what_is_before_it_along(hook, pin_system):
 
 
 def test_a_server_without_a_policy_is_left_alone(monkeypatch):
-    monkeypatch.delenv(ENV_CARRIER, raising=False)
-    assert system_pin.pin_chat((None, None), None, None) is None
+    monkeypatch.delenv(carrier.VARIABLE, raising=False)
+    assert chat_pins.pin_chat((None, None), None, None) is None
 
 
 def test_a_template_that_fails_costs_the_pin_not_the_request(hook, caplog):
@@ -219,23 +220,23 @@ def test_the_responses_endpoint_pins_through_the_chat_request_it_makes(monkeypat
 
         def _process_messages(self, request, is_multimodal):
             result = self.chat._process_messages(request, is_multimodal)
-            system_pin.note_responses(result, self, request, is_multimodal)
+            chat_pins.note_responses(result, self, request, is_multimodal)
             return result
 
-    monkeypatch.setattr(system_pin, "_prefixes", system_pin.Prefixes())
-    monkeypatch.setenv(ENV_CARRIER, NexusConfig("nexus").to_json())
+    monkeypatch.setattr(chat_pins, "_prefixes", chat_pins.Prefixes())
+    monkeypatch.setenv(carrier.VARIABLE, NexusConfig("nexus").to_json())
     serving, request = Responses(), chat([RULES, HELLO])
     ids = serving._process_messages(request, False).prompt_ids
     first, second = (SimpleNamespace(sampling_params={}, input_ids=ids) for _ in range(2))
-    system_pin.pin_responses(serving, "id", ids, first, first.sampling_params, None)
+    chat_pins.pin_responses(serving, "id", ids, first, first.sampling_params, None)
     assert first.sampling_params == {"custom_params": {"kv_pin_tokens": LENGTH}}
-    system_pin.pin_responses(serving, "id", ids, second, second.sampling_params, None)
+    chat_pins.pin_responses(serving, "id", ids, second, second.sampling_params, None)
     assert second.sampling_params == {}, "a prompt rendered another way (Harmony) has no chat request behind it"
 
 
 def test_a_chat_request_leaves_nothing_for_the_responses_endpoint(monkeypatch):
-    monkeypatch.setenv(ENV_CARRIER, NexusConfig("nexus").to_json())
-    system_pin.note_responses(None, Serving(chatml), chat([RULES, HELLO]), False)
+    monkeypatch.setenv(carrier.VARIABLE, NexusConfig("nexus").to_json())
+    chat_pins.note_responses(None, Serving(chatml), chat([RULES, HELLO]), False)
     adapted = SimpleNamespace(sampling_params={}, input_ids=[1, 2])
-    system_pin.pin_responses(None, "id", [1, 2], adapted)
+    chat_pins.pin_responses(None, "id", [1, 2], adapted)
     assert adapted.sampling_params == {}

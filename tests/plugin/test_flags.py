@@ -12,12 +12,13 @@ import pytest
 from nexus_sglang.config import NexusConfig, TokenAmount
 from nexus_sglang.errors import ConfigError
 from nexus_sglang.kv_slots.capacity import largest_budget, require_pool, virtual_size
-from nexus_sglang.sglang_plugin.launcher.flags import NO_RESIZE, config_from, current, from_cli_args, publish
+from nexus_sglang.sglang_plugin import installer
+from nexus_sglang.sglang_plugin.carrier import NO_RESIZE, current, publish
+from nexus_sglang.sglang_plugin.launcher.flags import config_from, from_cli_args
 from nexus_sglang.sglang_plugin.scheduler.hints import read_hints
 
 
 def test_budget_as_share_and_as_tokens():
-    """S19."""
     share, count = NexusConfig("nexus", budget="0.2"), NexusConfig("nexus", budget=512)
     assert share.budget_tokens(2090) == 418 and share.budget_tokens(2000) == 400
     assert count.budget_tokens(10) == count.budget_tokens(100_000) == 512
@@ -66,7 +67,6 @@ def test_unknown_policy_names_the_nearest():
 
 
 def test_off_means_off(monkeypatch):
-    monkeypatch.setattr("nexus_sglang.sglang_plugin.self_check.check_launch", lambda: None)
     monkeypatch.delenv("NEXUS_SGLANG_CONFIG", raising=False)
     assert config_from({}) is None and config_from({"kv_policy": "none", "kv_budget": "0.5"}) is None
     with pytest.raises(ConfigError, match="--kv-budget without --kv-policy"):
@@ -158,8 +158,8 @@ def test_request_hints():
 ])  # fmt: skip
 def test_chat_is_hooked_only_where_it_pins(monkeypatch, flags, hooked):
     calls = []
-    monkeypatch.setattr("nexus_sglang.sglang_plugin.entry.install_chat_hooks", lambda: calls.append(1))
-    monkeypatch.setattr("nexus_sglang.sglang_plugin.self_check.check_launch", lambda: None)
+    monkeypatch.setattr(installer, "install_late", calls.append)
+    monkeypatch.setattr(installer, "check_installed", lambda: [])
     from_cli_args(lambda cls, args: SimpleNamespace(), object, SimpleNamespace(**flags))
     publish(None)
     assert bool(calls) is hooked

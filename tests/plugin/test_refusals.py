@@ -1,4 +1,4 @@
-"""S17: unsupported combinations are refused at start, naming the flag and a legal recipe."""
+"""Unsupported combinations are refused at start, naming the flag and a legal recipe."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from nexus_sglang.sglang_plugin.launcher.refusals import (
     VARIABLES,
     choose_backend,
     refuse,
-    refuse_layer,
     refuse_model,
-    refuse_pool,
 )
+from nexus_sglang.sglang_plugin.scheduler.built_check import refuse_layer, refuse_pool
 
 BAD = {
     "--disaggregation-mode": "prefill", "--kv-canary": "log", "--kv-cache-dtype": "fp8_e4m3", "--page-size": 16,

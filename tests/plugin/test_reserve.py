@@ -31,7 +31,7 @@ def configurator(requests: int, device: str = "cuda"):
 def serving(monkeypatch):
     from sglang.srt import runtime_context
 
-    monkeypatch.setattr(hooks.flags, "current", lambda: NexusConfig("nexus"))
+    monkeypatch.setattr(hooks.carrier, "current", lambda: NexusConfig("nexus"))
     monkeypatch.setattr(runtime_context, "get_parallel", lambda: SimpleNamespace(attn_tp_size=2))
     chosen = SimpleNamespace(max_running_requests=None)
     monkeypatch.setattr(runtime_context, "get_schedule", lambda: chosen)

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from . import flags
+from nexus_sglang.sglang_plugin import carrier
+from nexus_sglang.sglang_plugin.installer import Hook
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ def _pin(serving: Any, request: Any, generate: Any) -> None:
     A client's own ``kv_pin_tokens`` stands. Whatever goes wrong here costs the pin, never the request.
     """
     global _warned
-    config = flags.current()
+    config = carrier.current()
     if config is None or not (config.pin_system or config.pin_first_user):
         return
     custom = generate.sampling_params.get("custom_params") or {}
@@ -153,3 +154,14 @@ def pin_responses(serving: Any, request_id: str, prompt: Any, adapted: Any, *arg
     if request is not None:
         _pin(serving, request, adapted)
         _behind_responses.set(None)
+
+
+HOOKS = (
+    Hook("entrypoints.openai.serving_chat.OpenAIServingChat._convert_to_internal_request", "after", pin_chat),
+    Hook("entrypoints.openai.serving_chat.OpenAIServingChat._process_messages", "after", note_responses),
+    Hook(
+        "entrypoints.openai.serving_responses.OpenAIServingResponses._generate_with_builtin_tools",
+        "before",
+        pin_responses,
+    ),
+)

@@ -1,7 +1,7 @@
 """``--kv-*`` flags for ``launch_server``, ``sglang serve`` and ``sgl.Engine``.
 
 SGLang's ``ServerArgs`` cannot take fields from outside, so the validated config travels in one environment
-variable, which scheduler processes inherit. It is set and cleared with every launch: off means off.
+variable (``carrier``).
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ import os
 import sys
 from typing import Any
 
-from nexus_sglang.config import ENV_CARRIER, NexusConfig
+from nexus_sglang.config import NexusConfig
 from nexus_sglang.errors import ConfigError
 from nexus_sglang.policy import make_policy
 from nexus_sglang.policy.probe import probe
-from nexus_sglang.sglang_plugin import self_check
+from nexus_sglang.sglang_plugin import carrier, installer
 
-NO_RESIZE = "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING"
-"""SGLang would otherwise resize the pool under the page table once CUDA graphs are captured."""
+from . import chat_pins
 
 _HELP = {
     "policy": "KV-cache eviction policy: a name listed by `nexus-sglang policies`, module:Class, or none",
@@ -64,28 +63,17 @@ def config_from(settings: dict[str, Any]) -> NexusConfig | None:
     return config
 
 
-def publish(config: NexusConfig | None) -> None:
-    """Hand the config to the processes this one will start."""
-    if config is None:
-        if os.environ.pop(ENV_CARRIER, None) is not None:
-            os.environ.pop(NO_RESIZE, None)
-        return
-    self_check.check_launch()
-    os.environ[ENV_CARRIER] = config.to_json()
-    os.environ[NO_RESIZE] = "0"
-
-
 def stamp(server_args: Any, config: NexusConfig | None) -> Any:
-    """Publish the config and tie it to these arguments, so that a launch with other arguments does not inherit it."""
-    publish(config)
+    """Publish the config and tie it to these arguments, so that a launch with other arguments does not inherit it.
+
+    Raises:
+        SelfCheckError: there is a policy, and a hook of this process is missing.
+    """
+    if config is not None:
+        installer.refuse(installer.check_installed())
+    carrier.publish(config)
     server_args._nexus_config = config
     return server_args
-
-
-def current() -> NexusConfig | None:
-    """The published config of this process."""
-    text = os.environ.get(ENV_CARRIER)
-    return NexusConfig.from_json(text) if text else None
 
 
 def add_cli_args(result: Any, parser: argparse.ArgumentParser) -> None:
@@ -102,9 +90,7 @@ def from_cli_args(original, cls, args: argparse.Namespace):
     except ConfigError as err:
         raise SystemExit(f"error: {err}") from None
     if config is not None and (config.pin_system or config.pin_first_user):
-        from nexus_sglang.sglang_plugin.entry import install_chat_hooks
-
-        install_chat_hooks()  # this process will serve HTTP; an Engine takes no chat messages
+        installer.install_late(chat_pins.HOOKS)  # this process will serve HTTP; an Engine takes no chat messages
     return stamp(original(cls, args), config)
 
 
@@ -142,3 +128,9 @@ class ReadyMadeArgs:
                 f"Give the server's arguments as keywords too: sgl.Engine(model_path=..., {', '.join(stray)})"
             )
         vars(engine)["server_args"] = value
+
+
+HOOKS = (
+    installer.Hook("server_args.ServerArgs.add_cli_args", "after", add_cli_args),
+    installer.Hook("server_args.ServerArgs.from_cli_args", "around", from_cli_args),
+)

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from nexus_sglang.errors import ConfigError
-
-from . import flags
+from nexus_sglang.sglang_plugin import carrier
 
 logger = logging.getLogger(__name__)
 
@@ -184,43 +183,6 @@ def refuse_model(model: Any) -> None:
         raise ConfigError(f"--kv-policy does not work with {name}: it does not generate. {recipe}")
 
 
-def refuse_layer(layer: Any) -> None:
-    """Check one built attention layer (what a config alone does not show).
-
-    Raises:
-        ConfigError: naming the layer and what it does.
-    """
-    found = None
-    if layer.is_cross_attention:
-        found = "cross attention"
-    elif layer.sliding_window_size is not None and layer.sliding_window_size > 0:
-        found = f"a sliding window of {layer.sliding_window_size}"
-    elif layer.logit_cap:
-        found = f"a logit cap of {layer.logit_cap}"
-    elif getattr(layer.attn_type, "value", "decoder") != "decoder":
-        found = f"{layer.attn_type.value} attention"
-    elif getattr(layer, "k_scale_float", None) not in (None, 1.0):
-        found = f"keys cached at a scale of {layer.k_scale_float:g}"
-    if found:
-        raise ConfigError(
-            f"--kv-policy does not work with this model: layer {layer.layer_id} has {found}. "
-            "Recipe: a plain causal MHA or GQA model, or --kv-policy none."
-        )
-
-
-def refuse_pool(dtype: Any) -> None:
-    """Check what the KV pool was built of: ``--kv-cache-dtype auto`` follows the checkpoint.
-
-    Raises:
-        ConfigError: it is quantised.
-    """
-    if dtype.itemsize < 2:
-        raise ConfigError(
-            f"--kv-policy does not work with --kv-cache-dtype auto where the checkpoint makes it {dtype}: block scores need "
-            "unquantised keys. Recipe: --kv-cache-dtype bfloat16."
-        )
-
-
 def choose_backend(server_args: Any, previous: Callable[[Any], None]) -> None:
     """SGLang resolution hook ``handle_attention_backend_compatibility``: where nobody chose a backend and SGLang's default
     for the GPU has no reader for evicted sequences (fa3 on Hopper, trtllm_mha on Blackwell), take one that has."""
@@ -247,7 +209,7 @@ def validate(server_args: Any, previous: Callable[[Any], None]) -> None:
     """SGLang resolution hook ``handle_other_validations``."""
     previous(server_args)
     config = getattr(server_args, "_nexus_config", None)
-    flags.publish(config)  # arguments that were not stamped are a launch without a policy
+    carrier.publish(config)  # arguments that were not stamped are a launch without a policy
     if config is None:
         return
     from sglang.srt.arg_groups.model_override_base import model_config_of, resolving_view

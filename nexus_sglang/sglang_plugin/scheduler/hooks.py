@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from nexus_sglang.config import TokenAmount
 from nexus_sglang.device import Stopwatch
@@ -14,15 +13,13 @@ from nexus_sglang.errors import ConfigError
 from nexus_sglang.evidence.query_window import LayerShape
 from nexus_sglang.kv_slots.capacity import affordable_requests, request_memory, side_memory, virtual_size
 from nexus_sglang.kv_slots.page_table import PageTable
-from nexus_sglang.sglang_plugin import self_check
+from nexus_sglang.sglang_plugin import carrier
 from nexus_sglang.sglang_plugin.attention import backends as attention_hooks
-from nexus_sglang.sglang_plugin.launcher import chat_pins as system_pin
-from nexus_sglang.sglang_plugin.launcher import flags
-from nexus_sglang.sglang_plugin.launcher import refusals as rejects
+from nexus_sglang.sglang_plugin.installer import Hook
 
+from . import built_check, telemetry
 from . import hints as request_params
 from . import ranks as parallel
-from . import telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -30,14 +27,6 @@ logger = logging.getLogger(__name__)
 WHOLE_BARRIER = ("SGLANG_ENABLE_WAR_BARRIER", "SGLANG_FORCE_COARSE_WAR_BARRIER")
 """By default SGLang's scheduler goes on once a pass has read its inputs; the eviction comes later (:func:`run_forward`).
 The first is SGLang's default on CUDA, not on ROCm."""
-
-
-class Hook(NamedTuple):
-    """One hooked function: dotted target below ``sglang.srt``, how (``before``, ``after``, ``around``), what runs."""
-
-    target: str
-    how: str
-    function: Callable
 
 
 def build_allocator(original, self, **kwargs):
@@ -58,7 +47,7 @@ def build_allocator(original, self, **kwargs):
     os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = "nexus"
     if str(stock.device) != "cpu":  # where there are streams
         os.environ.update(dict.fromkeys(WHOLE_BARRIER, "1"))
-    config, schedule = flags.current(), get_schedule()
+    config, schedule = carrier.current(), get_schedule()
     requests = kwargs["req_to_token_pool"]
     table = PageTable(
         virtual_size(stock.size, config, requests.max_context_len, requests.size), stock.size, stock.device
@@ -83,7 +72,7 @@ def reserve_memory(original, configurator, *args, **kwargs):
         return free
     tokens = configurator.config_from_budget(free).max_total_num_tokens
     requests = configurator.resolve_max_num_reqs(tokens)
-    ids = virtual_size(tokens, flags.current(), configurator.model_config.context_len, requests)
+    ids = virtual_size(tokens, carrier.current(), configurator.model_config.context_len, requests)
     taken = side_memory(requests, _per_request(configurator), ids)
     shown = f"{taken / 2**30:.2f} of {free / 2**30:.2f} GiB go to query windows and rows of {requests} requests"
     if taken >= free:
@@ -114,7 +103,7 @@ def _per_request(configurator) -> int:
     model = configurator.model_config
     heads = model.get_max_num_attention_heads() // get_parallel().attn_tp_size
     return request_memory(
-        model.context_len, flags.current().window, model.num_hidden_layers, heads, model.head_dim,
+        model.context_len, carrier.current().window, model.num_hidden_layers, heads, model.head_dim,
         configurator.model_dtype.itemsize,
     )  # fmt: skip
 
@@ -134,17 +123,17 @@ def adopt_layers(result, runner):
     """AFTER ``ModelRunner.init_attention_backends``: look at the built layers, set up rings and evictor, compare ranks."""
     from sglang.srt.layers.radix_attention import RadixAttention
 
-    rejects.refuse_pool(runner.kv_cache_dtype)
+    built_check.refuse_pool(runner.kv_cache_dtype)
     layers = {}
     for module in runner.model.modules():
         if isinstance(module, RadixAttention):
-            rejects.refuse_layer(module)
+            built_check.refuse_layer(module)
             layers[module.layer_id] = LayerShape(module.tp_q_head_num, module.qk_head_dim, module.scaling)
     runtime = runner.token_to_kv_pool_allocator.runtime
     runtime.attach_layers(dict(sorted(layers.items())), runner.dtype, runner.token_to_kv_pool, parallel.score_group(),
                           attention_hooks.reports_lse(runner))  # fmt: skip
     attention_hooks.install_rows(runner, runtime)
-    self_check.check_runner(runner)
+    built_check.check_runner(runner)
     parallel.check_ranks(runtime)
 
 
@@ -262,7 +251,7 @@ def scheduler_config(scheduler):
 def scheduler_ready(result, scheduler, *args, **kwargs):
     """AFTER ``Scheduler.__init__``: the prefix cache exists; last check before serving."""
     runtime = scheduler.token_to_kv_pool_allocator.runtime
-    self_check.check_scheduler(scheduler)
+    built_check.check_scheduler(scheduler)
     runtime.waiting = lambda: scheduler.waiting_queue
     if not scheduler.tree_cache.disable:
         runtime.attach_tree(scheduler.tree_cache.tree_core)
@@ -308,7 +297,7 @@ def log_batch(result, reporter, *args, **kwargs):
         logger.info(telemetry.log_line(runtime))
 
 
-SERVE = (
+HOOKS = (
     Hook("mem_cache.kv_cache_configurator.KVCacheConfigurator._profile_available_bytes", "around", reserve_memory),
     Hook("mem_cache.kv_cache_configurator.KVCacheConfigurator.resolve_max_num_reqs", "after", limit_requests),
     Hook("mem_cache.kv_cache_configurator.KVCacheConfigurator._build_token_to_kv_pool_allocator", "around", build_allocator),
@@ -339,16 +328,4 @@ SERVE = (
          show_state),
     Hook("managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter.report_prefill_stats", "after", log_batch),
     Hook("managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter.report_decode_stats", "after", log_batch),
-)  # fmt: skip
-
-LAUNCH = (
-    Hook("server_args.ServerArgs.add_cli_args", "after", flags.add_cli_args),
-    Hook("server_args.ServerArgs.from_cli_args", "around", flags.from_cli_args),
-)
-
-CHAT = (
-    Hook("entrypoints.openai.serving_chat.OpenAIServingChat._convert_to_internal_request", "after", system_pin.pin_chat),
-    Hook("entrypoints.openai.serving_chat.OpenAIServingChat._process_messages", "after", system_pin.note_responses),
-    Hook("entrypoints.openai.serving_responses.OpenAIServingResponses._generate_with_builtin_tools", "before",
-         system_pin.pin_responses),
 )  # fmt: skip
