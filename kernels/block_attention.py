@@ -51,7 +51,6 @@ def block_attention(
     blocks: int,
     block_size: int,
     scale: float,
-    average_heads: bool = False,
 ) -> torch.Tensor:
     """Softmax attention of one layer, per head, causal by position, summed over the tokens of each block.
 
@@ -60,15 +59,11 @@ def block_attention(
         query_positions: int64 ``[W]``. key_positions: int64 ``[T]``, ascending.
         cells: int64 ``[T]``, distinct: ordinal of the key's block times ``block_size`` plus its place in the block.
         blocks: N. scale: factor on the dot products.
-        average_heads: average queries and keys over heads before the softmax (arXiv 2606.23961 as written).
 
     Returns:
-        float32 ``[W, Hq, N]`` (``[W, 1, N]`` when averaging heads); each row sums to 1.
+        float32 ``[W, Hq, N]``; each row sums to 1.
     """
-    q, k = queries.float(), keys.float()
-    if average_heads:
-        q, k = q.mean(dim=1, keepdim=True), k.mean(dim=1, keepdim=True)
-    probs = torch.softmax(_scores(q, k, query_positions, key_positions, scale), dim=-1)
+    probs = torch.softmax(_scores(queries.float(), keys.float(), query_positions, key_positions, scale), dim=-1)
     return _sum_blocks(probs, cells, blocks, block_size)
 
 

@@ -58,11 +58,6 @@ SMALL = {
     "reservoir: ranks": [
         {"batch": b, "blocks": n, "levels": k} for b, n, k in ((1, 1, 2), (4, 129, 3), (3, 700, 1000), (1, 4096, 50))
     ],
-    "reservoir: selection": [
-        {"batch": 3, "blocks": n, "law": law, "count": 5, "with_core": core}
-        for n in (1, 300, 700)
-        for law, core in (("exponential-keys", False), ("sequential-poisson", True))
-    ],
     "compact_rows": [{"rows": r, "width": w, "hinted": h} for r, w, h in ((2, 1, False), (5, 3000, True), (3, 1024, False))],
     "page_table": [
         {"virtual_size": v, "ids": i, "short": s}
@@ -84,7 +79,6 @@ LARGE = {
         {"batch": 4, "blocks": 100_000, "law": "exponential-keys", "count": 1, "beta": 1.0},
     ],
     "reservoir: ranks": [{"batch": 64, "blocks": 4096, "levels": 40}, {"batch": 1, "blocks": 32_768, "levels": 9}],
-    "reservoir: selection": [{"batch": 64, "blocks": 4096, "law": "sequential-poisson", "count": 1, "with_core": True}],
     "compact_rows": [{"rows": 64, "width": 32_768, "hinted": True}, {"rows": 2, "width": 131_072, "hinted": False}],
     "page_table": [{"virtual_size": 2_000_000, "ids": 500_000, "short": 0}],
     "query_ring": [

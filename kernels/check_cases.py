@@ -6,15 +6,13 @@ Shared by :mod:`.check` and the tests. Every function takes the device, a seed a
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 
 from . import block_attention, compact_rows, distinctiveness, page_table, query_ring, reservoir, walk_weights
-from .dispatch import VARIABLE, interpreted
+from .dispatch import interpreted
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -34,17 +32,6 @@ def _pair(device: str, *tensors) -> tuple[list, list]:
     """The tensors on the device and separate copies on the CPU; what is no tensor stays as it is."""
     moved = [x.to(device, copy=True) if isinstance(x, torch.Tensor) else x for x in tensors]
     return moved, [x.clone() if isinstance(x, torch.Tensor) else x for x in tensors]
-
-
-@contextmanager
-def _implementation(name: str):
-    """Force one implementation for the dispatched functions called inside."""
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = name
-    try:
-        yield
-    finally:
-        os.environ.pop(VARIABLE) if before is None else os.environ.update({VARIABLE: before})
 
 
 def _unequal(got, wanted) -> float:
@@ -178,28 +165,6 @@ def ranks(device: str, seed: int, batch: int, blocks: int, levels: int) -> Outco
     return Outcome(_unequal([reservoir.ranks.kernel(*here)], [reservoir.ranks.reference(*there)]), 0)
 
 
-def selection(device: str, seed: int, batch: int, blocks: int, law: str, count: int, with_core: bool) -> Outcome:
-    """Blocks kept by one side only for no good reason, and requests that keep a wrong number.
-
-    A good reason is a priority within 1e-12 of the last one kept: there the last bit of a logarithm decides.
-    """
-    g = torch.Generator().manual_seed(seed)
-    weights, identity, events, lengths, candidates = _blocks(g, batch, blocks)
-    room = (candidates & (torch.arange(blocks) < lengths[:, None])).sum(dim=1)
-    keep = (torch.rand(batch, generator=g) * (room + 1)).long()
-    core = (keep * 0.5).long() if with_core else None
-    here, there = _pair(device, weights, identity, events, lengths, candidates, keep)
-    with _implementation("triton"):
-        _, got = reservoir.reservoir(*here, seed, law, count, 2.0, None if core is None else core.to(device))
-    with _implementation("torch"):
-        priority, wanted = reservoir.reservoir(*there, seed, law, count, 2.0, core)
-    got = got.cpu()
-    last = torch.where(wanted, priority, torch.inf).amin(dim=1, keepdim=True)
-    close = (priority - last).abs() <= 1e-12 * last.abs().clamp_min(1)
-    unexplained = ((got != wanted) & ~close).sum() + (got.sum(dim=1) != keep).sum()
-    return Outcome(float(unexplained), 0)
-
-
 def _table(g: torch.Generator, virtual_size: int) -> torch.Tensor:
     """int64 ``[V + 1]``: a random page table, 60 % mapped, no slot twice."""
     v2p = torch.zeros(virtual_size + 1, dtype=torch.int64)
@@ -268,7 +233,6 @@ KERNELS: dict[str, Callable[..., Outcome]] = {
     "reservoir: draws": draws,
     "reservoir: priorities": priorities,
     "reservoir: ranks": ranks,
-    "reservoir: selection": selection,
     "compact_rows": compact,
     "page_table": table,
     "query_ring": ring,

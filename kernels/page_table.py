@@ -1,4 +1,5 @@
-"""Virtual to physical slots on the device: translate, unmap, free. Counts are the host's, so nothing waits for it."""
+"""The page table on the device: translate virtual ids to physical slots, and unmap ids. The host knows the counts, so
+nothing waits for the device."""
 
 from __future__ import annotations
 
@@ -97,13 +98,3 @@ def _unmap_triton(v2p, virtual, freed):
 
 translate = dispatch(_translate_torch, _translate_triton)
 unmap = dispatch(_unmap_torch, _unmap_triton)
-
-
-def free(v2p: torch.Tensor, virtual: torch.Tensor, freed_virtual: torch.Tensor, freed: torch.Tensor) -> torch.Tensor:
-    """:data:`unmap`, and hand the names back too.
-
-    Args:
-        freed_virtual: int64 ``[n]``, written: the place for these ids at the end of the free list.
-    """
-    freed_virtual.copy_(virtual)
-    return unmap(v2p, virtual, freed)

@@ -1,8 +1,12 @@
-"""Random draws, log-domain priorities and exact selection for a batch of requests; nothing waits for the host.
+"""The weighted reservoir, for a batch of requests: random draws, a priority per block, and the blocks' ranks.
 
-What is identical on torch and Triton, on any device: the draws, bit for bit, and the selection for given priorities.
-Priorities go through a logarithm, whose last bit differs between libraries: they agree to a few units in the last
-place, and a selection made from them can differ where two priorities are that close.
+A reservoir of K blocks is the K blocks of the highest priority. The server runs it in these two steps: a policy asks
+for :data:`priorities`, and the evictor for the :data:`ranks` of what the policy returned. It keeps the first K and
+evicts the rest. Nothing here waits for the device.
+
+Draws are the same bits on torch and on Triton, on any device, and so are the ranks of given values. Priorities go
+through a logarithm, and libraries differ in its last bits. Two devices can therefore rank two blocks differently only
+where their priorities agree to about 13 digits.
 """
 
 from __future__ import annotations
@@ -211,40 +215,3 @@ def _ranks_triton(values, eligible, lengths):
 draw = dispatch(_draw_torch, _draw_triton)
 priorities = dispatch(_priorities_torch, _priorities_triton)
 ranks = dispatch(_ranks_torch, _ranks_triton)
-
-
-def select_largest(
-    values: torch.Tensor, eligible: torch.Tensor, lengths: torch.Tensor, keep: torch.Tensor
-) -> torch.Tensor:
-    """bool ``[B, N]``: the ``keep`` (int ``[B]``, on the device) first of :data:`ranks`; all if fewer are eligible."""
-    order = ranks(values, eligible, lengths)
-    return (order < keep[:, None]) & (order < values.shape[1])
-
-
-def reservoir(
-    weights: torch.Tensor,
-    identity: torch.Tensor,
-    events: torch.Tensor,
-    lengths: torch.Tensor,
-    candidates: torch.Tensor,
-    keep: torch.Tensor,
-    seed: int,
-    law: str,
-    draws: int = 1,
-    beta: float = 1.0,
-    core: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sample ``keep`` of each request's candidates without replacement.
-
-    Args:
-        weights, identity, events, lengths, seed, law, draws, beta: as for :data:`priorities`.
-        candidates: bool ``[B, N]``. keep: int ``[B]``. core: int ``[B]``, candidates certain by weight, or None.
-
-    Returns:
-        float64 ``[B, N]`` priorities (inf in the core) and bool ``[B, N]``, the candidates kept.
-    """
-    priority = priorities(weights, identity, events, lengths, seed, law, draws, beta)
-    if core is not None:
-        certain = select_largest(weights.double(), candidates, lengths, core)
-        priority = torch.where(certain, torch.inf, priority)
-    return priority, select_largest(priority, candidates, lengths, keep)

@@ -10,7 +10,43 @@ from .dispatch import dispatch
 
 _CELLS = 2048
 """Numbers of double precision in a program's tile: 16 a thread."""
-_TINY = 1e-300  # what a row's sum is divided by when the row is empty
+_TINY = 1e-300
+"""What a row is divided by where its sum is 0."""
+
+
+def normalise_rows(rows: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    """Scale each row to sum 1 over the blocks of ``mask``.
+
+    Args:
+        rows: float ``[W, N]``, non-negative.
+        mask: bool ``[N]``, the blocks that take part, or None for all of them.
+
+    Returns:
+        float64 ``[W, N]``, 0 for the other blocks. A row without mass stays 0.
+    """
+    rows = rows.double()
+    if mask is not None:
+        rows = rows * mask
+    return rows / rows.sum(dim=1, keepdim=True).clamp_min(_TINY)
+
+
+def walk(rows: torch.Tensor, steps: int) -> torch.Tensor:
+    """The walk term of arXiv 2606.23961: blocks that successive queries agree on gain.
+
+    ``C(0) = 0; C <- C + (1 + <r, C>) r`` over the newest ``steps`` rows, newest last, then ``C / |C|_1``. The paper
+    does not say which rows.
+
+    Args:
+        rows: float64 ``[W, N]``, each row summing to 1, oldest first.
+        steps: rows to take, H in the paper; 0 gives zeros.
+
+    Returns:
+        float64 ``[N]`` summing to 1, or 0 where ``steps`` is 0 or the rows have no mass.
+    """
+    state = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
+    for row in rows[max(len(rows) - steps, 0) :]:
+        state = state + (1 + torch.dot(row, state)) * row
+    return state / state.sum().clamp_min(_TINY)
 
 
 def _walk_torch(
@@ -24,7 +60,7 @@ def _walk_torch(
 ) -> torch.Tensor:
     """``mean_w r_w + walk_weight * walk + recency_eps * j / (N - 1)`` per request, rows normalised over candidates.
 
-    The walk is ``C(0) = 0; C <- C + (1 + <r, C>) r`` over the newest ``steps`` rows, newest last, then ``C / |C|_1``.
+    The walk is :func:`walk`, over each request's own window.
 
     Args:
         rows: float ``[B, W, N]``, block attention of the window's queries, oldest first.
@@ -37,14 +73,10 @@ def _walk_torch(
     """
     out = torch.zeros((rows.shape[0], rows.shape[2]), dtype=torch.float64, device=rows.device)
     for b, (window, n) in enumerate(zip(windows.tolist(), lengths.tolist(), strict=True)):
-        r = rows[b, :window, :n].double() * candidates[b, :n]
-        r = r / r.sum(dim=1, keepdim=True).clamp_min(_TINY)
-        state = torch.zeros_like(r[0])
-        for row in r[max(window - steps, 0) :]:
-            state = state + (1 + torch.dot(row, state)) * row
+        normal = normalise_rows(rows[b, :window, :n], candidates[b, :n])
         ramp = torch.arange(n, dtype=torch.float64, device=rows.device)
-        walk = state / state.sum().clamp_min(_TINY)
-        out[b, :n] = r.mean(dim=0) + walk_weight * walk + recency_eps * ramp / max(n - 1, 1)
+        recency = recency_eps * ramp / max(n - 1, 1)
+        out[b, :n] = normal.mean(dim=0) + walk_weight * walk(normal, steps) + recency
     return out
 
 

@@ -28,10 +28,11 @@ def _attention(prefix: Prefix, layer: int, size: int, average: bool) -> torch.Te
     length = len(prefix.ids)
     positions, at = torch.arange(length), prefix.window.positions(0, length)
     (queries,) = prefix.window.queries(prefix.window.rings[layer][None], 0, at)
-    return block_attention(
-        queries, prefix.keys[layer].transpose(0, 1), at, positions, positions, -(-length // size), size,
-        prefix.window.layers[layer].scale, average,
-    )  # fmt: skip
+    keys = prefix.keys[layer].transpose(0, 1)
+    if average:  # before the softmax, as arXiv 2606.23961 has it
+        queries, keys = (x.float().mean(dim=1, keepdim=True) for x in (queries, keys))
+    scale = prefix.window.layers[layer].scale
+    return block_attention(queries, keys, at, positions, positions, -(-length // size), size, scale)
 
 
 def nexus_paper_per_layer(prefix: Prefix, config: NexusConfig, budget: int) -> Kept:

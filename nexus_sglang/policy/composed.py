@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 
 from .base import HEAD_REDUCTIONS, Blocks, Evidence, Policy, Weighing, check_choice, check_range, check_whole
-from .parts.draws import uniforms
 from .parts.reductions import TERMS, WINDOW_REDUCTIONS, apply_term, reduce_window, remember
 from .parts.selectors import SELECTORS, select
 from .parts.walk import normalise_rows, walk
@@ -77,5 +76,4 @@ class Composed(Policy):
         return Weighing(apply_term(scores, evidence, self.term), state)
 
     def prioritise(self, weights: torch.Tensor, blocks: Blocks, keep: int) -> torch.Tensor:
-        u = uniforms(blocks.seed, blocks.identity, blocks.event, self.draws)
-        return select(self.selector, weights, u, blocks.candidates, keep, self.sharpness, self.sampled_share)
+        return select(self.selector, weights, blocks, keep, self.draws, self.sharpness, self.sampled_share)

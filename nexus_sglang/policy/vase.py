@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .base import Blocks, Evidence, Policy, Weighing, check_range
-from .parts.draws import uniforms
 from .parts.reductions import reduce_window
-from .parts.selectors import exponential_keys, interleave
+from .parts.selectors import interleave, sampling_priorities
 
 
 @dataclass(frozen=True)
@@ -29,6 +28,6 @@ class VaSE(Policy):
 
     def weigh(self, evidence: Evidence, blocks: Blocks) -> Weighing:
         attention = reduce_window(evidence.attention.double(), "mean", blocks.candidates)
-        drawn = exponential_keys(attention, uniforms(blocks.seed, blocks.identity, blocks.event, 1))
+        drawn = sampling_priorities("exponential-keys", attention, blocks)
         orders, shares = [evidence.value_norm, drawn], [self.value_reserve, 1 - self.value_reserve]
         return Weighing(interleave(orders, shares, blocks.candidates))

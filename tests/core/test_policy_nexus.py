@@ -7,7 +7,8 @@ import torch
 
 from nexus_sglang.policy import make_policy
 from nexus_sglang.policy.parts.reductions import flatness, reduce_window
-from nexus_sglang.policy.parts.walk import normalise_rows, recency, walk
+from nexus_sglang.policy.parts.walk import normalise_rows
+from tests.support import oracles_policy
 from tests.support.evidence import blocks_of, evidence_of, top
 
 
@@ -19,8 +20,7 @@ def test_named_parts():
 
 def test_attention_part_is_window_mean_plus_walk_on_the_candidates():
     evidence, blocks = evidence_of(30), blocks_of(30, (0, 29))
-    rows = normalise_rows(evidence.attention, blocks.candidates)
-    expected = rows.mean(dim=0) + 0.5 * walk(rows, 3) + recency(blocks.index, 1e-6)
+    expected = oracles_policy.window_weights(evidence.attention, blocks.candidates, 3, 0.5, 1e-6)
     assert torch.equal(make_policy("nexus", {"value_share": 0}).weigh(evidence, blocks).weights, expected)
     # A sink that takes nearly all attention changes nothing.
     heavy = evidence.attention.clone()

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from nexus_sglang.policy.parts.reductions import WINDOW_REDUCTIONS, floor_at_mean, reduce_window, remember
-from nexus_sglang.policy.parts.walk import normalise_rows, recency, walk
+from nexus_sglang.policy.parts.walk import normalise_rows, walk, window_weights
+from tests.support import oracles_policy
 
 
 def rows(w, n, seed=0):
@@ -39,8 +40,19 @@ def test_normalise_rows_over_a_mask():
 
 
 def test_recency_ramp():
-    assert recency(torch.arange(5), 1e-6).tolist() == pytest.approx([0, 2.5e-7, 5e-7, 7.5e-7, 1e-6])
-    assert recency(torch.arange(1), 1e-6).tolist() == [0]
+    """Without attention and walk, what is left is a tie-break in favour of the newer."""
+    for n, ramp in ((5, [0, 2.5e-7, 5e-7, 7.5e-7, 1e-6]), (1, [0])):
+        nothing, every = torch.zeros(2, n), torch.ones(n, dtype=torch.bool)
+        assert window_weights(nothing, every, 3, 0.5, 1e-6).tolist() == pytest.approx(ramp)
+        assert oracles_policy.recency(n, 1e-6).tolist() == pytest.approx(ramp)
+
+
+@pytest.mark.parametrize("w, steps", [(1, 0), (1, 3), (16, 3), (16, 0), (5, 5), (7, 40)])
+def test_window_weights_are_the_oracles(w, steps):
+    g = torch.Generator().manual_seed(w + steps)
+    attention, candidates = torch.rand(w, 33, generator=g) ** 6, torch.rand(33, generator=g) < 0.8
+    wanted = oracles_policy.window_weights(attention, candidates, steps, 0.7, 1e-3)
+    assert torch.equal(window_weights(attention, candidates, steps, 0.7, 1e-3), wanted)
 
 
 def test_window_reductions():

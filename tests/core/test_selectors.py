@@ -7,26 +7,30 @@ import pytest
 import torch
 from scipy import stats
 
+from nexus_sglang.policy import Blocks
 from nexus_sglang.policy.parts.draws import uniforms
-from nexus_sglang.policy.parts.selectors import (
-    SELECTORS,
-    core_then,
-    exponential_keys,
-    interleave,
-    select,
-    sequential_poisson,
-    sharpen,
-)
+from nexus_sglang.policy.parts.selectors import SELECTORS, core_then, interleave, sampling_priorities, select, sharpen
+from tests.support import oracles_policy
 
 ALPHA = 1e-4
 WEIGHTS = torch.tensor([0.05, 0.1, 0.2, 0.25, 0.4], dtype=torch.float64)
 
 
-def trials(selector, weights, count, seed=0, event=0, draws=1):
-    """Priorities ``[count, N]`` of independent trials; the selectors work on each block alone, so one call does all."""
+EXPONENTIAL, POISSON = "exponential-keys", "sequential-poisson"
+
+
+def blocks_of(n, seed=0, event=0):
+    """``n`` candidates, none of them judged before."""
+    index = torch.arange(n)
+    return Blocks(index, torch.zeros(n, dtype=torch.bool), index, torch.empty(n, 0), event, seed)
+
+
+def trials(law, weights, count, seed=0, event=0, draws=1, beta=1.0):
+    """Priorities ``[count, N]`` of independent trials; the laws look at each block alone, so one call does all."""
     n = len(weights)
-    u = uniforms(seed, torch.arange(count * n), event, draws)
-    return selector(weights.repeat(count), u).view(count, n)
+    return sampling_priorities(law, weights.repeat(count), blocks_of(count * n, seed, event), draws, beta).view(
+        count, n
+    )
 
 
 def first_k(priority, k):
@@ -55,7 +59,7 @@ def close(observed, expected, error):
 
 
 def test_first_draw_is_proportional_to_weight():
-    wins = trials(exponential_keys, WEIGHTS, 40_000).argmax(dim=1).bincount(minlength=5)
+    wins = trials(EXPONENTIAL, WEIGHTS, 40_000).argmax(dim=1).bincount(minlength=5)
     assert stats.chisquare(wins.numpy(), (WEIGHTS * 40_000).numpy()).pvalue > ALPHA
 
 
@@ -64,7 +68,7 @@ def test_inclusion_equals_enumeration(k):
     count = 40_000
     expected = inclusion(WEIGHTS, k)
     assert math.isclose(float(expected.sum()), k) and (expected > 0).all() and (expected.diff() > 0).all()
-    seen = first_k(trials(exponential_keys, WEIGHTS, count, seed=k), k).double().mean(dim=0)
+    seen = first_k(trials(EXPONENTIAL, WEIGHTS, count, seed=k), k).double().mean(dim=0)
     assert (seen > 0).all() and (seen.diff() > 0).all()
     assert close(seen, expected, (expected * (1 - expected) / count).sqrt())
 
@@ -73,14 +77,14 @@ def test_five_draws_follow_the_law_of_one_at_small_weights():
     """Their mean is their maximum, which is again one exponential clock: n is not a knob at weights of 1/N."""
     count, small = 20_000, WEIGHTS / 100
     expected = inclusion(WEIGHTS, 2)
-    seen = first_k(trials(exponential_keys, small, count, seed=3, draws=5), 2).double().mean(dim=0)
+    seen = first_k(trials(EXPONENTIAL, small, count, seed=3, draws=5), 2).double().mean(dim=0)
     assert close(seen, expected, (expected * (1 - expected) / count).sqrt())
 
 
 def test_horvitz_thompson_is_unbiased():
     count, k = 40_000, 2
     z = torch.tensor([3.0, -1.0, 4.0, 1.0, 5.0], dtype=torch.float64)
-    kept = first_k(trials(exponential_keys, WEIGHTS, count, seed=9), k)
+    kept = first_k(trials(EXPONENTIAL, WEIGHTS, count, seed=9), k)
     estimates = (kept * z / inclusion(WEIGHTS, k)).sum(dim=1)
     assert close(estimates.mean()[None], z.sum()[None], estimates.std() / count**0.5)
 
@@ -88,7 +92,7 @@ def test_horvitz_thompson_is_unbiased():
 def test_many_draws_order_like_top_k():
     """The mean of u**(1/w) tends to w / (w + 1)."""
     w, n = torch.tensor([0.5, 0.02, 1.5, 0.1, 0.3], dtype=torch.float64), 40_000
-    priority = exponential_keys(w, uniforms(1, torch.arange(5), 0, n))
+    priority = sampling_priorities(EXPONENTIAL, w, blocks_of(5, seed=1), draws=n)
     limit = w / (w + 1)
     error = ((w / (w + 2) - limit**2) / n).sqrt()
     assert close(priority.exp(), limit, error)
@@ -103,7 +107,7 @@ def test_survival_follows_the_product_law():
     alive = torch.ones(count, dtype=torch.bool)
     checks = {}
     for step in range(1, steps + 1):
-        alive &= trials(exponential_keys, w, count, seed=4, event=step).argmin(dim=1) != 0
+        alive &= trials(EXPONENTIAL, w, count, seed=4, event=step).argmin(dim=1) != 0
         if step in (1, 50, 200):
             checks[step] = float(alive.double().mean())
     for step, seen in checks.items():
@@ -113,12 +117,12 @@ def test_survival_follows_the_product_law():
 
 def test_under_top_k_one_step_below_the_cut_is_final():
     w = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    assert select("top-k", w, None, torch.ones(4, dtype=torch.bool), 3, 1.0, 0.0).argmin() == 0
+    assert select("top-k", w, blocks_of(4), 3).argmin() == 0
 
 
 def test_sequential_poisson_keeps_what_is_above_the_threshold():
     w, k = torch.tensor([50.0, 30.0, 1.0, 2.0, 3.0, 4.0], dtype=torch.float64), 4
-    priority = trials(sequential_poisson, w, 20_000, seed=2)
+    priority = trials(POISSON, w, 20_000, seed=2)
     kept = first_k(priority, k)
     threshold = priority.exp().topk(k + 1, dim=1).values[:, -1:]
     assert bool(kept[w.expand_as(kept) > threshold].all())
@@ -126,7 +130,7 @@ def test_sequential_poisson_keeps_what_is_above_the_threshold():
     # The tail of four shares what the two heavy ones leave, nearly in proportion to weight.
     assert seen[0] > 0.999 and seen[1] > 0.99
     assert (seen[2:].diff() > 0).all() and abs(float(seen[3] / seen[2]) - 2) < 0.15
-    lost = (~first_k(trials(exponential_keys, w, 20_000, seed=2), k)).double().mean(dim=0)
+    lost = (~first_k(trials(EXPONENTIAL, w, 20_000, seed=2), k)).double().mean(dim=0)
     assert lost[1] > 1 - seen[1]
 
 
@@ -137,28 +141,42 @@ def test_a_hundred_thousand_blocks(kind, beta):
     """Weights of 1.5 / N: no underflow, no ties, no NaN."""
     n = 100_000
     w = torch.rand(n, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3 / n
-    u, candidates = uniforms(0, torch.arange(n), 1, 5), torch.ones(n, dtype=torch.bool)
-    priority = select(kind, w, u, candidates, 20_000, beta, 0.25)
+    blocks = blocks_of(n, event=1)
+    priority = select(kind, w, blocks, 20_000, 5, beta, 0.25)
     assert not priority.isnan().any() and not (priority == -math.inf).any()
     distinct = len(torch.unique(priority))
     core = 15_000 if kind == "core-sampled" else 1
     assert distinct >= n - core - 5  # the certain core shares one priority; 32-bit draws may coincide
 
-    naive = (u[0].float() ** (1 / w.float())) if kind == "exponential-keys" else None
-    assert naive is None or float((naive == 0).double().mean()) > 0.9  # the trap this avoids
+    if kind == EXPONENTIAL:  # the trap this avoids
+        naive = uniforms(0, blocks.identity, 1, 1)[0].float() ** (1 / w.float())
+        assert float((naive == 0).double().mean()) > 0.9
 
 
 def test_zero_weights_come_last():
-    w, u = torch.tensor([0.0, 1e-12, 1.0]), uniforms(0, torch.arange(3), 0, 1)
-    for selector in (exponential_keys, sequential_poisson):
-        priority = selector(w, u)
+    w = torch.tensor([0.0, 1e-12, 1.0])
+    for law in (EXPONENTIAL, POISSON):
+        priority = sampling_priorities(law, w, blocks_of(3))
         assert priority[0] == -math.inf and torch.isfinite(priority[1:]).all()
-    assert torch.isfinite(sequential_poisson(w, u, 0.0)).all()  # beta 0: a uniform sample
+    assert torch.isfinite(sampling_priorities(POISSON, w, blocks_of(3), beta=0.0)).all()  # a uniform sample
+
+
+@pytest.mark.parametrize("draws", [1, 5])
+@pytest.mark.parametrize("beta", [0.0, 1.0, 8.0])
+def test_laws_are_the_oracles(draws, beta):
+    w = torch.rand(300, generator=torch.Generator().manual_seed(draws)) ** 8
+    w[::40] = 0
+    blocks = blocks_of(300, seed=5, event=77)
+    u = uniforms(5, blocks.identity, 77, draws)
+    assert torch.equal(sampling_priorities(EXPONENTIAL, w, blocks, draws), oracles_policy.exponential_keys(w, u))
+    assert torch.equal(
+        sampling_priorities(POISSON, w, blocks, draws, beta), oracles_policy.sequential_poisson(w, u, beta)
+    )
 
 
 def test_sharpness_tends_to_top_k():
     w = torch.tensor([0.1, 0.4, 0.2, 0.3])
-    kept = first_k(trials(lambda x, u: sequential_poisson(x, u, 64.0), w.double(), 2000), 2)
+    kept = first_k(trials(POISSON, w.double(), 2000, beta=64.0), 2)
     assert kept.double().mean(dim=0)[[1, 3]].min() > 0.99
     assert torch.equal(sharpen(w, 1.0).argsort(), w.argsort()) and sharpen(w, 8.0).max() == 1
 

@@ -41,7 +41,7 @@ def everything_once():
     b, n = 4, 1024
     ids = torch.arange(n, device="cuda")
     weights, identity = torch.rand(b, n, device="cuda"), torch.arange(b * n, device="cuda").view(b, n)
-    lengths, keep = torch.full((b,), n, device="cuda"), torch.full((b,), 200, device="cuda")
+    lengths = torch.full((b,), n, device="cuda")
     candidates, freed = (
         torch.ones(b, n, dtype=torch.bool, device="cuda"),
         torch.zeros(n, dtype=torch.int64, device="cuda"),
@@ -62,8 +62,8 @@ def everything_once():
         )
         distinctiveness.block_distinctiveness(pools, ids, starts, 32)
         walk_weights.walk_weights(rows, windows, lengths, candidates, 3, 0.5, 1e-6)
-        law = ("sequential-poisson", 1, 4.0)
-        reservoir.reservoir(weights, identity, lengths, lengths, candidates, keep, 1, *law, core=keep // 2)
+        priority = reservoir.priorities(weights, identity, lengths, lengths, 1, "sequential-poisson", 1, 4.0)
+        reservoir.ranks(priority, candidates, lengths)
         compact_rows.compact_rows(slots, lengths, ids, slots.clone(), positions)
         page_table.translate(ids, ids)
         page_table.unmap(ids.clone(), ids, freed)

@@ -1,4 +1,4 @@
-"""The torch references say what the package's own code says, and dispatch takes the one that was asked for."""
+"""The torch references say what oracles and the package's own code say, and dispatch takes the one that was asked for."""
 
 import pytest
 import torch
@@ -7,7 +7,8 @@ from nexus_sglang.kernels import block_attention, dispatch, page_table, reservoi
 from nexus_sglang.kernels.compact_rows import compact_rows
 from nexus_sglang.kv_slots.compact_rows import CompactRows
 from nexus_sglang.kv_slots.page_table import PageTable
-from nexus_sglang.policy.parts import draws, selectors, walk
+from nexus_sglang.policy.parts import draws
+from tests.support import oracles_policy
 
 
 def generator(seed=0):
@@ -23,47 +24,31 @@ def test_draws_of_a_batch_are_those_of_each_request():
 
 
 @pytest.mark.parametrize("beta", [0.0, 1.0, 4.0])
-def test_priorities_are_those_of_the_selectors(beta):
+def test_priorities_follow_their_laws(beta):
     weights = torch.rand(1, 60, generator=generator())
     weights[0, 3] = 0
     identity, event, length = torch.arange(60)[None], torch.tensor([9]), torch.tensor([60])
     u = draws.uniforms(1, identity[0], 9, 5)
     got = [reservoir.priorities(weights, identity, event, length, 1, law, 5, beta)[0] for law in reservoir.LAWS]
-    assert torch.equal(got[0], selectors.exponential_keys(weights[0], u))
-    assert torch.equal(got[1], selectors.sequential_poisson(weights[0], u, beta))
+    assert torch.equal(got[0], oracles_policy.exponential_keys(weights[0], u))
+    assert torch.equal(got[1], oracles_policy.sequential_poisson(weights[0], u, beta))
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_selection_is_the_evictors(seed):
+def test_ranks_are_a_stable_sort_of_the_candidates(seed):
     g = generator(seed)
     values = torch.randint(0, 4, (40,), generator=g).double()
     candidates = torch.rand(40, generator=g) < 0.8
-    room = int(candidates.sum())
-    drop = min(11, room)
-    order = torch.argsort(values, stable=True)
-    dropped = order[candidates[order]][:drop]  # as Evictor._evict
-    kept = candidates.clone()
-    kept[dropped] = False
-    got = reservoir.select_largest(values[None], candidates[None], torch.tensor([40]), torch.tensor([room - drop]))
-    assert torch.equal(got[0], kept)
+    worst_first = torch.argsort(values, stable=True)  # among equals the older
+    best_first = worst_first[candidates[worst_first]].flip(0).tolist()
+    ranks = reservoir.ranks(values[None], candidates[None], torch.tensor([40]))[0].tolist()
+    assert [best_first.index(j) if candidates[j] else 40 for j in range(40)] == ranks
 
 
-def test_a_certain_core_is_core_then():
-    g = generator(3)
-    weights, candidates = torch.rand(1, 80, generator=g).double(), torch.rand(1, 80, generator=g) < 0.7
-    identity, event, length = torch.arange(80)[None], torch.tensor([4]), torch.tensor([80])
-    arguments = (weights, identity, event, length, candidates, torch.tensor([20]), 1, "sequential-poisson", 1, 4.0)
-    priority, kept = reservoir.reservoir(*arguments, core=torch.tensor([12]))
-    drawn = selectors.sequential_poisson(weights[0], draws.uniforms(1, identity[0], 4, 1), 4.0)
-    assert torch.equal(priority[0], selectors.core_then(drawn, weights[0], 12, candidates[0]))
-    assert int(kept.sum()) == 20 and not bool((kept & ~candidates).any())
-
-
-def test_walk_weights_are_the_policys():
+def test_walk_weights_follow_the_paper():
     g = generator(1)
     attention, candidates = torch.rand(6, 30, generator=g), torch.rand(30, generator=g) < 0.8
-    rows = walk.normalise_rows(attention, candidates)
-    wanted = rows.mean(dim=0) + 0.5 * walk.walk(rows, 3) + walk.recency(torch.arange(30), 1e-6)
+    wanted = oracles_policy.window_weights(attention, candidates, 3, 0.5, 1e-6)
     padded = torch.full((2, 8, 40), 9.0)
     padded[0, :6, :30] = attention
     mask = torch.zeros(2, 40, dtype=torch.bool)

@@ -14,41 +14,33 @@ from nexus_sglang.policy.base import Blocks
 
 
 def sampling_priorities(
-    law: str, weights: torch.Tensor, blocks: Blocks, draws: int = 1, beta: float = 1.0
+    law: str,
+    weights: torch.Tensor,
+    blocks: Blocks,
+    draws: int = 1,
+    beta: float = 1.0,
 ) -> torch.Tensor:
-    """:func:`exponential_keys` or :func:`sequential_poisson` (``law``) with the blocks' own draws, in one launch on a GPU."""
+    """Weighted sampling without replacement with the blocks' own draws, in one launch on a GPU.
+
+    ``exponential-keys`` is the log of the mean over the draws of ``u**(1/w)`` (arXiv 2606.23961; one draw is
+    Efraimidis-Spirakis 2006). ``sequential-poisson`` is the log of ``w**beta / u`` (Ohlsson 1998; Duffield, Lund,
+    Thorup 2007): blocks above the sampling threshold are kept for certain, the tail in proportion to its weight.
+
+    Args:
+        law: ``exponential-keys`` or ``sequential-poisson``.
+        weights: float ``[N]``, non-negative; a zero weight ranks last.
+        blocks: whose identity, event and seed the draws depend on.
+        draws: uniform numbers per block that exponential keys average; sequential Poisson takes one.
+        beta: sharpness of sequential Poisson; 1 samples in proportion to the weight, towards infinity it is top-K.
+
+    Returns:
+        float64 ``[N]``, -inf for a zero weight (but for sequential Poisson with beta 0, a uniform sample).
+    """
     event, length = (
         torch.full((1,), n, dtype=torch.int64, device=weights.device) for n in (blocks.event, len(weights))
     )
     identity = blocks.identity[None]
     return reservoir.priorities(weights[None], identity, event, length, blocks.seed, law, draws, beta)[0]
-
-
-def exponential_keys(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """Weighted reservoir sampling: log of mean_i u_i**(1/w) (arXiv 2606.23961; n = 1 is Efraimidis-Spirakis 2006).
-
-    Args:
-        weights: float ``[N]``, non-negative; a zero weight ranks last.
-        u: float64 ``[n, N]`` in (0, 1).
-    """
-    w = weights.double()
-    log_keys = torch.logsumexp(u.log() / w.clamp_min(1e-300), dim=0) - math.log(u.shape[0])
-    return torch.where(w > 0, log_keys, torch.full_like(log_keys, -math.inf))
-
-
-def sequential_poisson(weights: torch.Tensor, u: torch.Tensor, beta: float = 1.0) -> torch.Tensor:
-    """Sequential Poisson (priority) sampling, w**beta / u in logs (Ohlsson 1998; Duffield, Lund, Thorup 2007).
-
-    Blocks above the sampling threshold are kept for certain, the tail in proportion to its weight.
-
-    Args:
-        weights: float ``[N]``, non-negative; a zero weight ranks last.
-        u: float64 ``[1, N]`` in (0, 1); only the first draw is used.
-        beta: sharpness; 1 samples in proportion to the weight, towards infinity it is top-K.
-    """
-    log_weights = weights.double().log()
-    # 0 * -inf would be NaN
-    return (beta * log_weights if beta else torch.zeros_like(log_weights)) - u[0].log()
 
 
 def core_then(priority: torch.Tensor, weights: torch.Tensor, core: int, candidates: torch.Tensor) -> torch.Tensor:
@@ -111,25 +103,33 @@ SELECTORS = ("top-k", "exponential-keys", "sequential-poisson", "core-sampled")
 def select(
     kind: str,
     weights: torch.Tensor,
-    u: torch.Tensor,
-    candidates: torch.Tensor,
+    blocks: Blocks,
     keep: int,
-    sharpness: float,
-    sampled_share: float,
+    draws: int = 1,
+    sharpness: float = 1.0,
+    sampled_share: float = 0.0,
 ) -> torch.Tensor:
     """A selector by name.
 
     Args:
         kind: one of :data:`SELECTORS`. ``core-sampled`` takes all but ``sampled_share`` of ``keep`` from the top and
             draws the rest by sequential Poisson.
-        weights: float ``[N]``, non-negative. u: float64 ``[n, N]``. candidates: bool ``[N]``.
-        keep: candidates that will stay. sharpness: beta of ``w**beta`` before a draw.
+        weights: float ``[N]``, non-negative.
+        blocks: the blocks weighed.
+        keep: candidates that will stay.
+        draws: uniform numbers per block that exponential keys average.
+        sharpness: beta of ``w**beta`` before a draw.
+        sampled_share: share of ``keep`` that ``core-sampled`` draws, in [0, 1].
+
+    Returns:
+        float64 ``[N]``, larger is kept first.
     """
     if kind == "top-k":
         return weights.double()
     if kind == "exponential-keys":
-        return exponential_keys(sharpen(weights * candidates, sharpness) if sharpness != 1 else weights, u)
-    drawn = sequential_poisson(weights, u, sharpness)
+        sharp = sharpen(weights * blocks.candidates, sharpness) if sharpness != 1 else weights
+        return sampling_priorities(kind, sharp, blocks, draws)
+    drawn = sampling_priorities("sequential-poisson", weights, blocks, beta=sharpness)
     if kind == "sequential-poisson":
         return drawn
-    return core_then(drawn, weights, keep - round(sampled_share * keep), candidates)
+    return core_then(drawn, weights, keep - round(sampled_share * keep), blocks.candidates)

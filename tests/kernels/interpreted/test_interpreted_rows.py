@@ -61,15 +61,6 @@ def test_table(**shape):
     assert outcome.ok, outcome
 
 
-@pytest.mark.parametrize("name", ["torch", "triton"])
-def test_free_hands_back_names_and_slots(name, monkeypatch):
-    monkeypatch.setenv("NEXUS_SGLANG_KERNELS", name)
-    v2p = torch.tensor([0, 3, 0, 1, 2])
-    names, slots = torch.zeros(3, dtype=torch.long), torch.zeros(2, dtype=torch.long)
-    assert int(page_table.free(v2p, torch.tensor([4, 2, 1], dtype=torch.int32), names, slots)) == 2
-    assert (v2p.tolist(), names.tolist(), slots.tolist()) == ([0, 0, 0, 1, 0], [4, 2, 1], [2, 3])
-
-
 def test_translate_keeps_the_shape():
     v2p = torch.arange(100) * 3
     virtual = torch.randint(0, 100, (4, 5, 6), dtype=torch.int32)
