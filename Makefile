@@ -12,10 +12,10 @@ KEY := $(shell cat constraints.txt pyproject.toml | sha256sum | cut -c1-12)
 STAMP := $(VENV)/.complete-$(KEY)
 UNFINISHED := $(VENV)/.unfinished
 
-.PHONY: setup develop model demo serve test test-slow lint patches help
+.PHONY: setup develop model demo serve test test-slow lint patches docs help
 
 help:
-	@echo "make setup | model | demo | serve | test | test-slow | lint | patches   (see README.md)"
+	@echo "make setup | model | demo | serve | test | test-slow | lint | patches | docs   (see README.md)"
 
 setup: $(STAMP)
 	@:
@@ -67,3 +67,7 @@ lint: setup
 patches: setup
 	@$(BIN)/python -W ignore -c 'from nexus_sglang.sglang_plugin import hook_table, installer; print(installer.record(hook_table.ALL), end="")' > patches/.new
 	@mv patches/.new patches/sglang-0.5.23.json
+
+# What documents show of the code, written from the code.
+docs: setup
+	@$(BIN)/python docs/write_flags.py

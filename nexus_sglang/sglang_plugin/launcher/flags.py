@@ -11,37 +11,13 @@ import os
 import sys
 from typing import Any
 
-from nexus_sglang.config import NexusConfig
+from nexus_sglang.config import FLAGS, NexusConfig
 from nexus_sglang.errors import ConfigError
 from nexus_sglang.policy import make_policy
 from nexus_sglang.policy.probe import probe
 from nexus_sglang.sglang_plugin import carrier, installer
 
 from . import chat_pins
-
-_HELP = {
-    "policy": "KV-cache eviction policy: a name listed by `nexus-sglang policies`, module:Class, or none",
-    "budget": "tokens a sequence may keep: a share of its prompt in (0, 1], or a count (default 0.2)",
-    "block_size": "tokens per block, the unit that is kept or evicted (default 32)",
-    "window": "recent queries whose attention judges the blocks (default 16)",
-    "sink_tokens": "first tokens of a sequence that are never evicted, in whole blocks (default 4)",
-    "recent_tokens": "newest tokens that are never evicted: a count, or a share of the budget (default 64)",
-    "min_tokens": "smallest budget; shorter sequences are never touched (default 128)",
-    "thin_to": "under memory pressure, thin cold cached nodes to these shares before dropping leaves, or none "
-    "(default 0.5,0.2,0.1)",
-    "thin_shared": "true to let memory pressure thin prefixes that several prompts share, last (default false)",
-    "pin_system": "false to evict from the system messages and tool definitions of chat requests like from the rest "
-    "(default true)",
-    "pin_first_user": "true to keep the first user message of chat requests too, and all before it: the task of an agent "
-    "(default false)",
-    "seed": "seed of the random draws (default 0)",
-    "policy_config": "JSON object with the policy's own fields",
-}
-
-
-def dest(field: str) -> str:
-    """argparse and Engine keyword of a config field."""
-    return "kv_policy_config" if field == "policy_config" else f"kv_{field}"
 
 
 def config_from(settings: dict[str, Any]) -> NexusConfig | None:
@@ -50,15 +26,14 @@ def config_from(settings: dict[str, Any]) -> NexusConfig | None:
     Raises:
         ConfigError: a bad value, or a ``kv_*`` setting without ``kv_policy``.
     """
-    given = {field: settings[dest(field)] for field in _HELP if settings.get(dest(field)) is not None}
-    policy = given.get("policy")
+    given = [flag for flag in FLAGS if settings.get(flag.keyword) is not None]
+    policy = settings.get("kv_policy")
     if policy is None or policy == "none":
-        stray = [f"--{dest(f).replace('_', '-')}" for f in given if f != "policy"]
-        if stray and policy is None:
-            raise ConfigError(f"{', '.join(stray)} without --kv-policy: add --kv-policy nexus")
+        if given and policy is None:
+            raise ConfigError(f"{', '.join(flag.option for flag in given)} without --kv-policy: add --kv-policy nexus")
         return None
     modes = {name: os.environ.get(f"NEXUS_SGLANG_{name.upper()}") == "1" for name in ("debug", "timing")}
-    config = NexusConfig(**modes, **given)
+    config = NexusConfig(**modes, **{flag.field: settings[flag.keyword] for flag in given})
     probe(make_policy(config.policy, config.policy_config))
     return config
 
@@ -79,8 +54,14 @@ def stamp(server_args: Any, config: NexusConfig | None) -> Any:
 def add_cli_args(result: Any, parser: argparse.ArgumentParser) -> None:
     """AFTER ``ServerArgs.add_cli_args``."""
     group = parser.add_argument_group("KV-cache eviction (nexus-sglang)")
-    for field, text in _HELP.items():
-        group.add_argument(f"--{dest(field).replace('_', '-')}", dest=dest(field), type=str, default=None, help=text)
+    for flag in FLAGS:
+        group.add_argument(
+            flag.option,
+            dest=flag.keyword,
+            default=None,  # whether the user said anything is asked later
+            metavar=flag.metavar,
+            help=f"{flag.help} (default {flag.default_text})",
+        )
 
 
 def from_cli_args(original, cls, args: argparse.Namespace):
@@ -101,7 +82,7 @@ def engine_args(engine, **kwargs):
     """
     from sglang.srt.server_args import ServerArgs
 
-    config = config_from({dest(field): kwargs.pop(dest(field)) for field in _HELP if dest(field) in kwargs})
+    config = config_from({flag.keyword: kwargs.pop(flag.keyword) for flag in FLAGS if flag.keyword in kwargs})
     return stamp(ServerArgs(**kwargs), config)
 
 
@@ -121,7 +102,7 @@ class ReadyMadeArgs:
 
     def __set__(self, engine, value):
         given = sys._getframe(1).f_locals.get("kwargs") or {}
-        stray = [f"{name}={given[name]!r}" for name in map(dest, _HELP) if given.get(name) is not None]
+        stray = [f"{name}={given[name]!r}" for name in (flag.keyword for flag in FLAGS) if given.get(name) is not None]
         if "server_args" in given and stray:
             raise ConfigError(
                 f"sgl.Engine(server_args=..., {', '.join(stray)}): SGLang reads no other keyword beside server_args. "
