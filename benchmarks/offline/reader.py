@@ -21,7 +21,8 @@ from transformers import (
 from nexus_sglang.eviction.sequence import block_identities
 from nexus_sglang.evidence.measure import measure
 from nexus_sglang.evidence.query_window import CapturePlan, LayerShape, QueryWindow
-from nexus_sglang.kernels.block_attention import block_starts
+from nexus_sglang.kv_slots.kv_buffers import KVBuffers
+from nexus_sglang.kv_slots.resident_row import ResidentRow
 from nexus_sglang.policy.base import Evidence, Policy
 
 _NAME = "nexus_watched"
@@ -48,17 +49,19 @@ class Prefix:
         """The evidence the server would measure for ``policy``, by the server's own code.
 
         Args:
+            policy: says what to measure.
+            block_size: tokens per block.
             resident: int64 ``[R]``, ascending, positions still cached; None is all of them.
         """
         length = len(self.ids)
         positions = torch.arange(length) if resident is None else resident
-        index, ordinal = torch.unique_consecutive(positions // block_size, return_inverse=True)
-        starts = block_starts(ordinal, len(index))
-        return measure(
-            policy, self.window, lambda layer: self.keys[layer].transpose(0, 1),
-            lambda layer: self.values[layer].transpose(0, 1), 0, length, positions, positions,
-            ordinal, starts, block_size,
-        )  # fmt: skip
+        blocks = len(torch.unique_consecutive(positions // block_size))
+        # The cache is its own pool: a token's slot is its position, and its virtual id, which nobody asks for, as well.
+        row = ResidentRow.of(0, length, 0, block_size, blocks, positions, positions, positions)
+        buffers = KVBuffers(
+            lambda layer: self.keys[layer].transpose(0, 1), lambda layer: self.values[layer].transpose(0, 1)
+        )
+        return measure(policy, self.window, buffers, row)
 
     def identities(self, block_size: int) -> torch.Tensor:
         """int64 ``[N]``, see ``eviction.sequence.block_identities``."""

@@ -13,21 +13,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 
 from nexus_sglang.config import NexusConfig
 from nexus_sglang.device import download, upload
-from nexus_sglang.errors import IntegrityError, PolicyError
-from nexus_sglang.evidence.measure import lse_error, measure
+from nexus_sglang.errors import PolicyError
+from nexus_sglang.evidence.measure import measure, require_lse
 from nexus_sglang.evidence.query_window import QueryWindow
 from nexus_sglang.evidence.score_group import ALONE, ScoreGroup
-from nexus_sglang.kernels.block_attention import block_starts
 from nexus_sglang.kv_slots.block_ledger import BlockLedger
 from nexus_sglang.kv_slots.compact_rows import CompactRows
+from nexus_sglang.kv_slots.kv_buffers import KVBuffers
 from nexus_sglang.kv_slots.page_table import PageTable
-from nexus_sglang.policy.base import Blocks, Evidence, Policy
+from nexus_sglang.kv_slots.resident_row import ResidentRow
+from nexus_sglang.policy.base import Blocks, Policy
 
 from .block_map import BlockMap
 from .choice import choose, forced_blocks
@@ -36,26 +36,6 @@ from .sequence import RunningSequence
 
 logger = logging.getLogger(__name__)
 
-LSE_TOLERANCE = 0.02
-"""How far a log-sum-exp of half-precision scores may be off: two hundredths are two per cent of the attention."""
-
-
-class Row(NamedTuple):
-    """Resident tokens of a row and the blocks they are in, all on the device.
-
-    Attributes:
-        virtual, slots, positions, ordinal: int64 ``[T]``: ids, physical slots, positions in the sequence (ascending), and
-            which of the N blocks each token is in.
-        starts: int32 ``[N + 1]``, where each block's tokens begin, and T. index: int64 ``[N]``, block numbers.
-    """
-
-    virtual: torch.Tensor
-    slots: torch.Tensor
-    positions: torch.Tensor
-    ordinal: torch.Tensor
-    starts: torch.Tensor
-    index: torch.Tensor
-
 
 class Evictor:
     """Applies one policy to the page table.
@@ -63,7 +43,7 @@ class Evictor:
     Args:
         largest_budget: most tokens any sequence may hold once it has been evicted from (the pool's largest budget).
         table, rows, ledger, window: all on one device.
-        keys_of, values_of: layer id -> pool buffer ``[physical slots, kv heads, head dim]``.
+        buffers: the pool's keys and values.
         group: ranks that hold the other heads of the same sequences; they must call the same methods in the same order.
         counters: where its events are counted, beside what others count; None for counters of its own.
     """
@@ -77,14 +57,13 @@ class Evictor:
         rows: CompactRows,
         ledger: BlockLedger,
         window: QueryWindow,
-        keys_of: Callable[[int], torch.Tensor],
-        values_of: Callable[[int], torch.Tensor],
+        buffers: KVBuffers,
         group: ScoreGroup = ALONE,
         counters: Counters | None = None,
     ):
         self.config, self.policy, self.largest_budget = config, policy, largest_budget
         self.table, self.rows, self.ledger, self.window = table, rows, ledger, window
-        self.keys_of, self.values_of, self.group = keys_of, values_of, group
+        self.buffers, self.group = buffers, group
         self.counters = Counters() if counters is None else counters
         self._nan = torch.zeros(2, dtype=torch.int64, device=table.device)
 
@@ -96,14 +75,16 @@ class Evictor:
         size, device = self.config.block_size, self.table.device
         length = max(4, -(-self.config.window // size)) * size
         where = torch.arange(length, device=device)
-        row = Row(where * 0, where * 0, where, *self._blocks(where, length // size))
+        row = ResidentRow.of(0, length, 0, size, length // size, where * 0, where * 0, where)
         try:
-            names = Blocks(
+            blocks = Blocks(
                 row.index, row.index < 0, row.index, self.ledger.read(row.index * 0), length, self.config.seed
             )
-            for changed in (0, length):  # with the log-sum-exp of the queries, where there is one, and without
-                evidence = self._measure(0, length, row, changed)
-                choose(self.policy, evidence, names, length // size, size, size)
+            for seen_from in (0, length):  # with the log-sum-exp of the queries, where there is one, and without
+                evidence = measure(
+                    self.policy, self.window, self.buffers, row._replace(seen_from=seen_from), self.group
+                )
+                choose(self.policy, evidence, blocks, row.blocks, size, size)
         except Exception as err:
             logger.warning("nexus: warm-up without effect (%s: %s)", type(err).__name__, err)
         self._nan.zero_()
@@ -200,65 +181,33 @@ class Evictor:
             return 0
         if not whole and block_map.hidden:
             block_map = self._read(seq)
-        row = self._look(seq.row, block_map)
+        row = self.rows.resident_row(seq.row, size, block_map.blocks)
         if self.config.debug:
-            self._require_lse(seq.row, row)
-        names = self._names(seq, row, head, recent)
-        evidence = self._measure(seq.row, length, row, self.rows.seen_from[seq.row])
-        choice = choose(self.policy, evidence, names, candidates, excess, size, None if whole else block_map.tokens)
+            require_lse(self.window, self.buffers, row)
+        blocks = self._describe(seq, row, head, recent)
+        evidence = measure(self.policy, self.window, self.buffers, row, self.group)
+        choice = choose(self.policy, evidence, blocks, candidates, excess, size, None if whole else block_map.tokens)
         self._nan += choice.nan
         if check:
             self._require_numbers()
         gone = choice.ordinals
         if choice.on_host is None:
-            places = (row.starts[gone].long()[:, None] + torch.arange(size, device=gone.device)).flatten()
+            places = row.tokens_of_whole(gone)
             block_map.hide(head, recent, len(gone))
         else:
             places = upload(block_map.drop(choice.on_host), gone.device)
         freed = len(places)
         # A forced block has not been judged: its state starts when it becomes a candidate.
-        self.ledger.write(row.virtual, row.ordinal, *choice.weighing, judged=names.candidates[row.ordinal])
+        self.ledger.write(row.virtual, row.ordinal, *choice.weighing, judged=blocks.candidates[row.ordinal])
         self.table.evict(row.virtual[places], mapped=freed)
         self._record(seq, length, row.index[gone], freed)
         return freed
 
-    def _look(self, row: int, block_map: BlockMap) -> Row:
-        """The row's resident tokens and blocks, on the device."""
-        where, slots = (x[row, : block_map.resident].long() for x in (self.rows.positions, self.rows.slots))
-        virtual = self.rows.req_to_token[row, where].long()
-        return Row(virtual, slots, where, *self._blocks(where, block_map.blocks))
-
-    def _require_lse(self, row: int, tokens: Row) -> None:
-        """Wait for the device.
-
-        Raises:
-            IntegrityError: the attention backend told another log-sum-exp than that of the row's keys.
-        """
-        error = lse_error(self.window, self.keys_of, row, self.rows.length[row], tokens.slots, tokens.positions,
-                          self.rows.seen_from[row])  # fmt: skip
-        if error > LSE_TOLERANCE:
-            raise IntegrityError(f"row {row}: the log-sum-exp that the attention backend told is off by {error:.3f}")
-
-    def _blocks(self, positions: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Which block each token is in, where blocks start, and their numbers; ``count`` blocks."""
-        block = positions // self.config.block_size
-        ordinal = torch.nn.functional.pad((block[1:] != block[:-1]).cumsum(0), (1, 0))
-        starts = block_starts(ordinal, count)
-        return ordinal, starts, block[starts[:-1].long()]
-
-    def _names(self, seq: RunningSequence, row: Row, head: int, recent: int) -> Blocks:
+    def _describe(self, seq: RunningSequence, row: ResidentRow, head: int, recent: int) -> Blocks:
         """Blocks as a policy sees them: sinks, shared or pinned prefix, and the recent window are forced."""
-        size, length = self.config.block_size, self.rows.length[seq.row]
-        forced = forced_blocks(row.index, size, head, recent)
-        identity = seq.identities(length // size + 1, size, row.index.device)[row.index]
-        state = self.ledger.read(row.virtual[row.starts[:-1].long()])
-        return Blocks(row.index, forced, identity, state, length, self.config.seed)
-
-    def _measure(self, row: int, length: int, tokens: Row, changed: int) -> Evidence:
-        """What the policy asks to be measured."""
-        return measure(self.policy, self.window, self.keys_of, self.values_of, row, length, tokens.slots,
-                       tokens.positions, tokens.ordinal, tokens.starts, self.config.block_size, self.group,
-                       changed)  # fmt: skip
+        forced = forced_blocks(row.index, row.block_size, head, recent)
+        identity = seq.identities(row.length // row.block_size + 1, row.block_size, row.index.device)[row.index]
+        return Blocks(row.index, forced, identity, self.ledger.read(row.first_ids), row.length, self.config.seed)
 
     def _require_numbers(self) -> None:
         """Wait for the device.

@@ -10,7 +10,7 @@ import torch
 
 from nexus_sglang.errors import IntegrityError, PolicyError
 from nexus_sglang.eviction.sequence import RunningSequence, block_identities
-from nexus_sglang.evidence import measure
+from nexus_sglang.evidence import head_reduction
 from nexus_sglang.policy import POLICIES, Policy, Weighing
 from tests.support.bench import BLOCK, SINK, bench
 
@@ -220,13 +220,13 @@ def test_a_policy_that_cannot_digest_padding_does_not_stop_the_server(caplog):
 
 def told(monkeypatch) -> list[bool]:
     """Whether each call of the attention kernel from now on was given a log-sum-exp."""
-    given, attend = [], measure.block_attention_rows
+    given, attend = [], head_reduction.block_attention_rows
 
     def noted(*args, **options):
         given.append(args[11] is not None)
         return attend(*args, **options)
 
-    monkeypatch.setattr(measure, "block_attention_rows", noted)
+    monkeypatch.setattr(head_reduction, "block_attention_rows", noted)
     return given
 
 
@@ -280,5 +280,5 @@ def test_a_wrong_log_sum_exp_is_found_in_debug_mode(wrong):
     b.config = b.evictor.config = replace(b.config, debug=True)
     b.evictor.after_prefill(b.sequence(1, 300, budget=80), 0, 0)
     right, b.log_sum_exp = b.log_sum_exp, lambda *args: wrong(right(*args))
-    with pytest.raises(IntegrityError, match="row 2: the log-sum-exp that the attention backend told is off by"):
+    with pytest.raises(IntegrityError, match="row 2: the log-sum-exp that the attention backend reported is off by"):
         b.evictor.after_prefill(b.sequence(2, 300, budget=80), 0, 0)

@@ -21,6 +21,7 @@ from nexus_sglang.evidence.query_window import LayerShape, QueryWindow
 from nexus_sglang.evidence.score_group import ALONE, ProcessScores
 from nexus_sglang.kv_slots.block_ledger import BlockLedger
 from nexus_sglang.kv_slots.compact_rows import CompactRows
+from nexus_sglang.kv_slots.kv_buffers import KVBuffers
 from nexus_sglang.kv_slots.page_table import PageTable
 from nexus_sglang.policy import make_policy
 
@@ -73,7 +74,7 @@ class Shard:
         self.window = QueryWindow(dict.fromkeys(range(LAYERS), shape), 3, 6, torch.float32, "cpu")
         self.pools = [torch.zeros(LAYERS, 513, *x.shape[2:]) for x in (keys, values)]
         self.evictor = Evictor(self.config, policy, 400, self.table, self.rows, self.ledger, self.window,
-                               lambda layer: self.pools[0][layer], lambda layer: self.pools[1][layer], group)  # fmt: skip
+                               KVBuffers(*(pool.__getitem__ for pool in self.pools)), group)  # fmt: skip
 
     def grow(self, length: int) -> None:
         before = self.rows.length[1]

@@ -26,6 +26,8 @@ from nexus_sglang.evaluation.recall import RECALL_TASKS
 from nexus_sglang.evidence.measure import expected_attention, measure
 from nexus_sglang.evidence.query_window import LayerShape, QueryWindow
 from nexus_sglang.kernels.distinctiveness import token_distinctiveness
+from nexus_sglang.kv_slots.kv_buffers import KVBuffers
+from nexus_sglang.kv_slots.resident_row import ResidentRow
 from nexus_sglang.policy import Evidence, make_policy
 from nexus_sglang.policy.base import Policy
 
@@ -148,22 +150,9 @@ def test_measure_gives_everything_that_is_asked_for():
     for ring in window.rings.values():
         ring.copy_(torch.randn(ring.shape, generator=g))
     pools = {layer: torch.randn(70, 2, 8, generator=g) for layer in (0, 1)}
-    slots = torch.arange(70).flip(0)
-    positions = torch.arange(70)
-    fetch = pools.__getitem__
-    out = measure(
-        Asks(),
-        window,
-        fetch,
-        fetch,
-        0,
-        70,
-        slots,
-        positions,
-        positions // 32,
-        torch.tensor([0, 32, 64, 70], dtype=torch.int32),
-        32,
-    )
+    slots, positions = torch.arange(70).flip(0), torch.arange(70)
+    row = ResidentRow.of(0, 70, 0, 32, 3, positions, slots, positions)
+    out = measure(Asks(), window, KVBuffers(pools.__getitem__, pools.__getitem__), row)
     assert out.attention.shape == (4, 3)
     for term in (out.value_norm, out.key_distinctiveness, out.expected, out.value_distinctiveness):
         assert term.shape == (3,) and torch.isfinite(term).all()

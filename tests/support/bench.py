@@ -13,6 +13,7 @@ from nexus_sglang.eviction.sequence import RunningSequence
 from nexus_sglang.evidence.query_window import LayerShape, QueryWindow
 from nexus_sglang.kv_slots.block_ledger import BlockLedger
 from nexus_sglang.kv_slots.compact_rows import CompactRows
+from nexus_sglang.kv_slots.kv_buffers import KVBuffers
 from nexus_sglang.kv_slots.page_table import PageTable
 from nexus_sglang.policy import Policy, make_policy
 
@@ -45,7 +46,7 @@ class Bench:
         keys, queries = torch.randn(600, 1, 8, generator=noise), torch.randn(600, 2, 8, generator=noise)
         self.keys, self.queries = keys.to(device), queries.to(device)
         self.evictor = Evictor(self.config, self.policy, self.largest_budget, self.table, self.rows, self.ledger, self.window,
-                               lambda layer: self.pool, lambda layer: self.pool)  # fmt: skip
+                               KVBuffers(lambda layer: self.pool, lambda layer: self.pool))  # fmt: skip
 
     def sequence(self, row: int, length: int, budget: int, **fields) -> RunningSequence:
         seq = RunningSequence(rid=f"r{row}", row=row, final=600, budget=budget, trace=True,

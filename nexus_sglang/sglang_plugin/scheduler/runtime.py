@@ -17,6 +17,7 @@ from nexus_sglang.evidence.score_group import ALONE, ScoreGroup
 from nexus_sglang.kv_slots.block_ledger import BlockLedger
 from nexus_sglang.kv_slots.capacity import chunk_room, largest_budget, require_pool
 from nexus_sglang.kv_slots.compact_rows import CompactRows
+from nexus_sglang.kv_slots.kv_buffers import KVBuffers
 from nexus_sglang.kv_slots.page_table import PageTable
 from nexus_sglang.policy import make_policy
 
@@ -89,7 +90,7 @@ class NexusRuntime:
         self.evictor = Evictor(
             self.config, self.policy,
             self.largest_budget, self.table, self.rows, self.ledger, self.window,
-            pool.get_key_buffer, pool.get_value_buffer, group,
+            KVBuffers(pool.get_key_buffer, pool.get_value_buffer), group,
         )  # fmt: skip
 
     def attach_tree(self, tree_core) -> None:
