@@ -1,6 +1,6 @@
-"""Three questions on one document, the first answered before eviction (scenario S2), through the real server.
+"""Three questions on one document, the first answered before eviction, through the real server.
 
-    python benchmarks/followups/run.py --samples 20
+    python -m benchmarks.followups.run --samples 20
 
 Each question is a new turn on the conversation so far. What is evicted after question 1 was chosen with question 1
 in view; questions 2 and 3 read what is left. One server serves every budget: requests ask for theirs.
@@ -19,7 +19,6 @@ from nexus_sglang.harness.models import ensure_model
 from nexus_sglang.harness.server import Server
 
 HERE = Path(__file__).resolve().parent
-DOC = HERE.parents[1] / "docs" / "followups.md"
 
 
 def converse(server: Server, tokenizer: Any, sample: RecallSample, hint: dict[str, Any]) -> list[dict[str, Any]]:
@@ -44,30 +43,6 @@ def converse(server: Server, tokenizer: Any, sample: RecallSample, hint: dict[st
     return rows
 
 
-def render(result: dict[str, Any]) -> str:
-    """docs/followups.md, from the result file alone."""
-    rows, n = result["rows"], result["samples"]
-    lines = [
-        "# Several questions on one document",
-        "",
-        f"{n} documents of about {rows['full'][0]['prompt']:,} tokens with three facts, three questions in turn,",
-        f"through a real server (SmolLM2-135M, {result['machine']}). Once question 1 is read, the document is cut to its",
-        "budget with that question in view; questions 2 and 3 read what is left. The right answer goes into the",
-        "conversation after each turn, so that turns can be compared. Exact match; with so few documents,",
-        "differences under 0.2 are noise.",
-        "",
-        f"    {result['command']}",
-        "",
-        f"| budget (`{result['policy']}`) | resident after the last turn | question 1 | question 2 | question 3 |",
-        "| --- | ---: | ---: | ---: | ---: |",
-    ]
-    for name, turns in result["exact_match"].items():
-        last = [r["resident_share"] for r in rows[name] if r["turn"] == 3]
-        cells = " | ".join(f"{share:.2f}" for share in turns.values())
-        lines.append(f"| {name} | {sum(last) / len(last):.2f} | {cells} |")
-    return "\n".join(lines) + "\n"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=20)
@@ -75,11 +50,7 @@ def main() -> int:
     parser.add_argument("--first-seed", type=int, default=7000)
     parser.add_argument("--policy", default="nexus")
     parser.add_argument("--out", type=Path, default=HERE / "results.json")
-    parser.add_argument("--report", action="store_true", help="only write docs/followups.md from the result file")
     options = parser.parse_args()
-    if options.report:
-        DOC.write_text(render(json.loads(options.out.read_text())))
-        return 0
 
     from transformers import AutoTokenizer
 
@@ -107,7 +78,7 @@ def main() -> int:
         }
         for name, rows in systems.items()
     }
-    command = f"python benchmarks/followups/run.py --samples {options.samples} --tokens {options.tokens}"
+    command = f"python -m benchmarks.followups.run --samples {options.samples} --tokens {options.tokens}"
     result = {
         "command": f"{command} --first-seed {options.first_seed} --policy {options.policy}",
         "policy": options.policy,
@@ -117,7 +88,6 @@ def main() -> int:
         "rows": systems,
     }
     options.out.write_text(json.dumps(result, indent=1) + "\n")
-    DOC.write_text(render(result))
     print(json.dumps(table, indent=1))
     return 0
 

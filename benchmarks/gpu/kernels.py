@@ -1,4 +1,4 @@
-"""Kernel times on a GPU against the byte floor: ``python benchmarks/gpu/run.py [--out results.json]``.
+"""Kernel times on a GPU against the byte floor: ``python -m benchmarks.gpu.kernels [--out results.json]``.
 
 The floor of a kernel is the time this GPU's own copy needs for the bytes that must be read and written once. Prints
 one JSON object; times are medians in microseconds, warm, L2 flushed between runs. ``kernel_us`` and ``torch_us`` are the
@@ -149,7 +149,7 @@ def main() -> int:
     parser.add_argument("--out", help="write the JSON here instead of to standard output")
     out = parser.parse_args().out
     if not torch.cuda.is_available():
-        print("benchmarks/gpu needs a CUDA GPU, and torch.cuda.is_available() is false here", file=sys.stderr)
+        print("benchmarks.gpu.kernels needs a CUDA GPU, and torch.cuda.is_available() is false here", file=sys.stderr)
         return 2
     torch.manual_seed(0)
     rate = bandwidth()

@@ -1,6 +1,6 @@
 """Serving on a GPU, stock SGLang beside nexus at one pool: decode speed, eviction's share of it, memory, largest batch.
 
-    python benchmarks/gpu/serving.py --out benchmarks/gpu/results/serving.json
+    python -m benchmarks.gpu.serving --out benchmarks/gpu/results/serving.json
 
 Needs no download: the model has the shape of an 8B Llama and random weights, which cost what trained ones cost. Both
 servers get the same attention backend, pool and prompts. Without a GPU the script can only be rehearsed:
@@ -153,7 +153,7 @@ def main() -> int:
              "--decode-log-interval", "8", *shlex.split(options.server_flags))  # fmt: skip
     ours = ("--kv-policy", options.policy, "--kv-budget", options.budget)
     result: dict[str, Any] = {
-        "command": "python benchmarks/gpu/serving.py " + shlex.join(sys.argv[1:]),
+        "command": "python -m benchmarks.gpu.serving " + shlex.join(sys.argv[1:]),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()}, CPU (a rehearsal)",
         "kv_bytes_per_token": token_bytes(config), "systems": {},
     }  # fmt: skip

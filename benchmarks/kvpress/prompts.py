@@ -1,6 +1,6 @@
 """Prompts for both sides: passage and question in one, as token ids, so that no tokenizer stands between them.
 
-    python benchmarks/kvpress/prompts.py prompts.jsonl
+    python -m benchmarks.kvpress.prompts prompts.jsonl
 
 One line each: ``id``, ``task``, ``seed``, ``ids``, ``answers``, ``tokens`` (most that the answer may take), ``score``
 ("all" or "part", see nexus_sglang/evaluation/scoring.py). Every prompt has a passage of its own.

@@ -1,6 +1,6 @@
-"""kvpress on the same prompts: needs an environment of its own, see docs/kvpress.md. Imports nothing of this project.
+"""kvpress on the same prompts: needs an environment of its own, see docs/results/kvpress.md. Imports nothing of nexus_sglang.
 
-    python benchmarks/kvpress/reference.py prompts.jsonl kvpress.json --model FOLDER
+    python -m benchmarks.kvpress.reference prompts.jsonl kvpress.json --model FOLDER
 
 A press does not change the pass it is applied in: the layers attend to everything and the cache is cut behind them. So
 one prefill serves all presses (:class:`Several`); for the first ``--check`` prompts each press is also applied alone, as
@@ -153,7 +153,7 @@ def main() -> int:
             rows[prompt["id"]] |= answers
             print(f"{i + 1}/{len(prompts)}", file=sys.stderr, flush=True)
     result = {
-        "command": f"python benchmarks/kvpress/reference.py {options.prompts.name} {options.out.name} --model FOLDER"
+        "command": f"python -m benchmarks.kvpress.reference {options.prompts.name} {options.out.name} --model FOLDER"
         f" --dtype {options.dtype} --check {options.check}",
         "versions": {name: importlib.metadata.version(name) for name in ("kvpress", "transformers", "torch")},
         "python": platform.python_version(),

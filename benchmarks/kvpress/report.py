@@ -1,4 +1,4 @@
-"""docs/kvpress.md from results.json alone: same file, same bytes (written by run.py)."""
+"""docs/results/kvpress.md from results.json alone: same file, same bytes."""
 
 from __future__ import annotations
 
@@ -195,7 +195,11 @@ def items(*texts: str) -> str:
 
 
 def render(result: dict[str, Any]) -> str:
-    """docs/kvpress.md."""
+    """The page as Markdown.
+
+    Args:
+        result: what run.py wrote.
+    """
     answers = Answers(result)
     budgets = sorted({r["budget"] for r in result["rows"]} - {1.0})
     low, theirs, ours = budgets[0], result["kvpress"]["versions"], result["ours"]["versions"]
@@ -313,7 +317,7 @@ def _differences(answers: Answers, budget: float, dtype: str) -> list[str]:
                 layer; our `snapkv` and `tova` average all 270 of the model, which hides the few that retrieve. With the maximum
                 in its place `snapkv` gets {against(o("snapkv, maximum over heads"), s("snapkv"))}, near the form per layer, and
                 `tova` {against(o("tova, maximum over heads"), s("tova"))}. `nexus` uses maxima for this reason
-                ([policies.md](policies.md)).""",
+                ([design/policies.md](../design/policies.md)).""",
             f"""**What stays in any case.** Ours: the first block of 32 and every block that reaches into the newest 64 tokens.
                 kvpress: SnapKV its window, TOVA the last token, StreamingLLM the first 4. That explains StreamingLLM: with
                 blocks of 1 ours has 4 sinks as well, {streaming} of {n} answers are kvpress's word for word, and
@@ -351,6 +355,6 @@ def _again(result: dict[str, Any], theirs: dict[str, str], ours: dict[str, str])
         para(f"""A press does not change the pass it is applied in, so `reference.py` reads each prompt once for all presses;
             for the first {result["kvpress"]["checked_alone"]} prompts it also applied every press alone, as kvpress documents
             it, and required the same answers. Attention is `{result["kvpress"]["attention"]}`: the presses compute the window's
-            attention themselves. Both sides ran on one thread. `python benchmarks/kvpress/run.py --report` writes this page
+            attention themselves. Both sides ran on one thread. `python -m benchmarks.pages kvpress.md` writes this page
             from `benchmarks/kvpress/results.json`."""),
     ]

@@ -1,7 +1,8 @@
-"""Ours on the same prompts as kvpress, through real servers, and both sides into results.json and docs/kvpress.md.
+"""Ours on the same prompts as kvpress, through real servers, and both sides into results.json.
 
-    python benchmarks/kvpress/run.py prompts.jsonl --kvpress kvpress.json     (see docs/kvpress.md for the steps before)
-    python benchmarks/kvpress/run.py --report                                 only docs/kvpress.md, from results.json
+    python -m benchmarks.kvpress.run prompts.jsonl --kvpress kvpress.json
+
+docs/results/kvpress.md has the steps before; ``python -m benchmarks.pages kvpress.md`` writes that page.
 
 One server per system, one request at a time, the prefix cache flushed after each prompt; then the controls, offline
 (controls.py). Systems that the result file already holds are not run again.
@@ -16,13 +17,12 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.kvpress import controls
 from benchmarks.kvpress.prompts import SCORES, digest, read_prompts
-from benchmarks.kvpress.report import render
 from nexus_sglang.harness.models import ensure_model
 from nexus_sglang.harness.server import Server
 
 HERE = Path(__file__).resolve().parent
-DOC = HERE.parents[1] / "docs" / "kvpress.md"
 FLAGS = ("--max-total-tokens", "16384", "--chunked-prefill-size", "4096", "--max-running-requests", "4")
 
 
@@ -101,9 +101,9 @@ def head_of(raw: dict[str, Any], folder: str, prompts: list[dict], options: argp
         "model": Path(folder).name,
         "dtype": raw["dtype"],
         "commands": {
-            "prompts": f"python benchmarks/kvpress/prompts.py {options.prompts.name}",
+            "prompts": f"python -m benchmarks.kvpress.prompts {options.prompts.name}",
             "kvpress": raw["command"],
-            "ours": f"python benchmarks/kvpress/run.py {options.prompts.name} --kvpress {options.kvpress.name}",
+            "ours": f"python -m benchmarks.kvpress.run {options.prompts.name} --kvpress {options.kvpress.name}",
         },
         "kvpress": {k: raw[k] for k in ("versions", "python", "attention", "checked_alone")},
         "ours": {"versions": {name: importlib.metadata.version(name) for name in ("sglang", "transformers", "torch")}},
@@ -125,8 +125,6 @@ def serve(folder: str, dtype: str, name: str, prompts: list[dict[str, Any]], tok
 
 def offline(folder: str, dtype: str, prompts: list[dict[str, Any]], tokenizer: Any) -> list[Row]:
     """All variants of controls.py."""
-    import controls
-
     reader, rows = controls.load(folder, dtype), []
     for i, prompt in enumerate(prompts):
         answers = controls.run(reader, prompt)
@@ -137,17 +135,11 @@ def offline(folder: str, dtype: str, prompts: list[dict[str, Any]], tokenizer: A
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("prompts", type=Path, nargs="?", help="from prompts.py")
-    parser.add_argument("--kvpress", type=Path, help="from reference.py")
+    parser.add_argument("prompts", type=Path, help="from prompts.py")
+    parser.add_argument("--kvpress", type=Path, required=True, help="from reference.py")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--out", type=Path, default=HERE / "results.json")
-    parser.add_argument("--report", action="store_true", help="only write docs/kvpress.md from the result file")
-    options = parser.parse_args()
-    if not options.report:
-        if not (options.prompts and options.kvpress):
-            parser.error("give prompts.jsonl and --kvpress kvpress.json, or --report")
-        measure(options)
-    DOC.write_text(render(json.loads(options.out.read_text(encoding="utf-8"))), encoding="utf-8")
+    measure(parser.parse_args())
     return 0
 
 

@@ -1,15 +1,9 @@
-"""From records (see ``experiment.run_sample``) to the tables of docs/policies.md: same records, same bytes."""
+"""From records (see ``experiment.run_sample``) to the tables of docs/results/policies.md: same records, same bytes."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from benchmarks.offline.wilson import wilson
 from nexus_sglang.evaluation.intervals import mean_and_error
-
-BEGIN, END = "<!-- results: written by benchmarks/policies/run.py --docs -->", "<!-- end of results -->"
-PILOT_BEGIN, PILOT_END = "<!-- pilot: written by benchmarks/policies/run.py --docs -->", "<!-- end of pilot -->"
-VALUES_BEGIN, VALUES_END = "<!-- values: written by benchmarks/policies/run.py --docs -->", "<!-- end of values -->"
 
 
 def labels_of(records: list[dict], setting: str) -> list[str]:
@@ -77,7 +71,7 @@ def _against(records: list[dict], setting: str) -> list[str]:
 
 
 def tables(records: list[dict]) -> str:
-    """Everything that stands between the markers of the page."""
+    """Every policy, question visible and hidden; ``records`` is results.json (see benchmarks/policies/run.py)."""
     records = sorted(records, key=lambda r: (r["task"], r["seed"]))
     tasks = sorted({record["task"] for record in records})
     counts = ", ".join(f"{sum(r['task'] == t for r in records)} {t}" for t in tasks)
@@ -90,7 +84,6 @@ def tables(records: list[dict]) -> str:
     logprob = sum(record["full"][1] for record in records) / len(records)
     sizes = [record["tokens"] for record in records]
     out = [
-        BEGIN,
         f"{len(records)} questions ({counts}) about {len(set(_passages(records)))} passages of {min(sizes)} to "
         f"{max(sizes)} tokens; seeds {min(r['seed'] for r in records)} to {max(r['seed'] for r in records)}. "
         f"Full cache: {right / len(records):.2f} ({low:.2f}-{high:.2f}), log-probability {logprob:.2f}; by task "
@@ -100,27 +93,26 @@ def tables(records: list[dict]) -> str:
         out += ["", f"### Question {setting}", "", *_table(records, setting)]
         if "nexus" in labels_of(records, setting):
             out += ["", *_against(records, setting)]
-    return "\n".join([*out, END])
+    return "\n".join(out)
 
 
 def pilot_table(pilot: dict[str, dict[str, list[float]]]) -> str:
-    """Everything between the pilot's markers; ``pilot`` is pilot.json (see benchmarks/policies/pilot.py)."""
+    """Which variants keep the block a question needs; ``pilot`` is pilot.json (see benchmarks/policies/pilot.py)."""
     lines = [
-        PILOT_BEGIN,
         "| variant | visible 10 / 20 / 50 % | hidden 10 / 20 / 50 % | stream 20 % |",
         "|---|---|---|---|",
     ]
     for label, kinds in pilot.items():
         cells = [" / ".join(f"{hit:.2f}" for hit in kinds.get(kind, [])) for kind in ("visible", "hidden", "stream")]
         lines.append(f"| {label} | {' | '.join(cells)} |")
-    return "\n".join([*lines, PILOT_END])
+    return "\n".join(lines)
 
 
 def values_table(records: list[dict]) -> str:
-    """Everything between the markers of benchmarks/policies/values.py: exact match and log-probability, side by side."""
+    """Exact match and log-probability by value share; ``records`` is values.json (see benchmarks/policies/values.py)."""
     shares = list(records[0]["visible"])
     columns = [(setting, share) for setting in ("visible", "hidden") for share in shares]
-    lines = [VALUES_BEGIN]
+    lines: list[str] = []
     for kind in dict.fromkeys(record["kind"] for record in records):
         mine = [record for record in records if record["kind"] == kind]
         exact, logprob = (sum(r["full"][field] for r in mine) / len(mine) for field in (0, 1))
@@ -140,23 +132,4 @@ def values_table(records: list[dict]) -> str:
                 f"{sum(c[0] for c in cell) / len(cell):.2f} {sum(c[1] for c in cell) / len(cell):.2f}" for cell in cells
             ]
             lines.append(f"| {label} | {' | '.join(shown)} |")
-    return "\n".join([*lines, VALUES_END])
-
-
-def put_between(page: Path, begin: str, end: str, section: str) -> None:
-    """Replace what stands from ``begin`` to ``end`` in the page, markers included; append it if they are missing."""
-    text = page.read_text(encoding="utf-8") if page.exists() else ""
-    if begin in text and end in text:
-        text = text[: text.index(begin)] + section + text[text.index(end) + len(end) :]
-    else:
-        text += ("\n" if text else "") + section + "\n"
-    page.write_text(text, encoding="utf-8")
-
-
-def write_tables(records: list[dict], page: Path, pilot: dict | None = None, values: list[dict] | None = None) -> None:
-    """Put the tables into the page."""
-    put_between(page, BEGIN, END, tables(records))
-    if pilot:
-        put_between(page, PILOT_BEGIN, PILOT_END, pilot_table(pilot))
-    if values:
-        put_between(page, VALUES_BEGIN, VALUES_END, values_table(values))
+    return "\n".join(lines).lstrip()

@@ -4,7 +4,7 @@ No answers are decoded, so it is cheap; seeds are apart from those of the table 
 visible, question hidden (one event each, at 10 %, 20 %, 50 %), and a stream: the passage is read 128 tokens at a time
 and cut to 20 % of its final length after each step, with no question in sight.
 
-python benchmarks/policies/pilot.py [--passages 5]     print the table and write pilot.json
+    python -m benchmarks.policies.pilot [--passages 5]     print the table and write pilot.json
 """
 
 from __future__ import annotations

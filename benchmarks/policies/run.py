@@ -1,8 +1,7 @@
-"""The table of docs/policies.md: every policy, question visible or hidden, at 10 %, 20 % and 50 %.
+"""Every policy on recall tasks, question visible or hidden, at 10 %, 20 % and 50 %, offline.
 
-python benchmarks/policies/run.py            run what results.json lacks (it is saved after every passage)
-python benchmarks/policies/run.py --docs     only write the tables into docs/policies.md
-python benchmarks/policies/run.py --again L  drop label L first (its policy has changed)
+python -m benchmarks.policies.run            run what results.json lacks (it is saved after every passage)
+python -m benchmarks.policies.run --again L  drop label L first (its policy has changed)
 """
 
 from __future__ import annotations
@@ -13,15 +12,12 @@ from pathlib import Path
 
 from benchmarks.offline.experiment import Contestant, Reference
 from benchmarks.offline.references import REFERENCES
-from benchmarks.offline.tables import write_tables
 from benchmarks.policies.common import open_reader, run_all, save
 from nexus_sglang.evaluation.plan import SETTINGS
 from nexus_sglang.policy import POLICIES, make_policy
 
 FIRST_SEED = 100_000
-HERE = Path(__file__).parent
-RESULTS, PILOT, SHARES_OF_VALUES = (HERE / name for name in ("results.json", "pilot.json", "values.json"))
-PAGE = HERE.parents[1] / "docs" / "policies.md"
+RESULTS = Path(__file__).with_name("results.json")
 
 
 def plan() -> list[tuple[str, int, int]]:
@@ -58,17 +54,15 @@ def drop(label: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--docs", action="store_true")
-    parser.add_argument("--again", action="append", default=[], metavar="LABEL")
+    parser.add_argument(
+        "--again", action="append", default=[], metavar="LABEL", help="forget this one and run it again"
+    )
     parser.add_argument("--without", action="append", default=[], metavar="LABEL", help="leave this one for later")
     args = parser.parse_args()
-    if not args.docs:
-        for label in args.again:
-            drop(label)
-        chosen = {label: entry for label, entry in contestants().items() if label not in args.without}
-        run_all(open_reader(), plan(), chosen, RESULTS)
-    pilot, values = (json.loads(path.read_text()) if path.exists() else None for path in (PILOT, SHARES_OF_VALUES))
-    write_tables(json.loads(RESULTS.read_text()), PAGE, pilot, values)
+    for label in args.again:
+        drop(label)
+    chosen = {label: entry for label, entry in contestants().items() if label not in args.without}
+    run_all(open_reader(), plan(), chosen, RESULTS)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Seeds are apart from those of the other results. Answers are graded as in run.py.
 
-python benchmarks/policies/values.py     run what values.json lacks (it is saved after every passage)
+    python -m benchmarks.policies.values     run what values.json lacks (it is saved after every passage)
 """
 
 from __future__ import annotations

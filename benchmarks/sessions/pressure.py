@@ -1,6 +1,6 @@
 """Long answers that together outgrow the pool, stock SGLang beside nexus: retractions, prefill done again, decode speed.
 
-    python benchmarks/sessions/pressure.py --out benchmarks/sessions/results/pressure.json
+    python -m benchmarks.sessions.pressure --out benchmarks/sessions/results/pressure.json
 
 Three phases on one server: a few answers that fit (before), many long ones at once (during), the first phase again with
 other prompts (after). SGLang admits a request by an estimate of its answer, so it has to take requests back once answers
@@ -115,7 +115,7 @@ def main() -> int:
              "--schedule-conservativeness", options.conservativeness)  # fmt: skip
     systems = {"stock": (), "nexus": ("--kv-policy", options.policy, "--kv-budget", options.budget)}
     result: dict[str, Any] = {
-        "command": "python benchmarks/sessions/pressure.py " + shlex.join(sys.argv[1:]),
+        "command": "python -m benchmarks.sessions.pressure " + shlex.join(sys.argv[1:]),
         "workload": "pressure", "pool": options.pool, "budget": options.budget, "policy": options.policy,
         "sessions": options.sessions, "first": options.first, "output": options.output,
         "conservativeness": options.conservativeness,

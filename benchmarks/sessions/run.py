@@ -1,8 +1,8 @@
 """Replay multi-turn sessions against stock SGLang and nexus at the same pool; write JSON and a plot.
 
-    python benchmarks/sessions/run.py generated --sessions 6 --turns 6 --first 1500 --step 200
-    python benchmarks/sessions/run.py hashes TRACE.json [TRACE.json ...] --scale 0.05
-    python benchmarks/sessions/run.py chats DIALOGUES.jsonl
+    python -m benchmarks.sessions.run generated --sessions 6 --turns 6 --first 1500 --step 200
+    python -m benchmarks.sessions.run hashes TRACE.json [TRACE.json ...] --scale 0.05
+    python -m benchmarks.sessions.run chats DIALOGUES.jsonl
 
 SGLang checks its own accounting after every pass of both systems (``STRICT``); what it found goes into the result.
 Times are of one machine and one run: compare their ratios only.
@@ -160,7 +160,7 @@ def main() -> int:
     read = {str(p): p.name for p in options.paths}
     arguments = [read.get(str(Path(a)), a) for a in sys.argv[1:]]
     result: dict[str, Any] = {
-        "command": "python benchmarks/sessions/run.py " + shlex.join(arguments),
+        "command": "python -m benchmarks.sessions.run " + shlex.join(arguments),
         "workload": options.kind if not names else f"{options.kind}: {', '.join(names)}",
         "pool": options.pool, "budget": options.budget, "policy": options.policy,
         "sessions": len(sessions), "longest_prompt": max(len(t.prompt) for s in sessions for t in s),

@@ -82,9 +82,8 @@ def render(head: dict[str, Any], data: Rows, plots: list[str]) -> str:
         "# Quality under eviction",
         "",
         f"Model {head['model']}, SGLang {head['sglang']}, Python {head['python']}, {head['machine']}; everything",
-        "through a real server, greedy. Written by `nexus-sglang eval --report` from the result file beside it; made by:",
-        "",
-        *(f"    {command}" for command in head["commands"]),
+        "through a real server, greedy. Written by `nexus-sglang eval --report` from a result file; the commands that filled",
+        "it are at the end.",
         "",
         f"`{FULL}` is SGLang without eviction. A budget is a share of the prompt, above 1 a count. Scores are in [0, 1]:",
         "RULER's string match, and for `rule` whether a word of the language was used.",
@@ -126,7 +125,7 @@ def render(head: dict[str, Any], data: Rows, plots: list[str]) -> str:
         ]
     if data.where(kind="data"):
         lines += ["## Your data", "", *tables.own_data(data), ""]
-    return "\n".join([*lines, *_limits(head)]) + "\n"
+    return "\n".join([*lines, *_limits(head), *_commands(head)]) + "\n"
 
 
 def _documents(data: Rows) -> list[str]:
@@ -174,3 +173,8 @@ def _limits(head: dict[str, Any]) -> list[str]:
         "- Nothing about speed.",
     ]
     return lines
+
+
+def _commands(head: dict[str, Any]) -> list[str]:
+    """The runs that filled the result file, each of which went on where the one before it stopped."""
+    return ["", "## Made by", "", *(f"    {command}" for command in head["commands"])]

@@ -19,7 +19,7 @@ PEAKED, FLAT = 0.90, 0.95
 class Nexus(Policy):
     """Window mean plus walk over maxima, beside a share for unusual values; a certain core and a sampled rest.
 
-    What differs from ``nexus-paper``, and why (numbers in docs/policies.md): the mean over heads hides the few that
+    What differs from ``nexus-paper``, and why (numbers in docs/design/policies.md): the mean over heads hides the few that
     retrieve, so rows are maxima over heads and layers; the walk runs on the candidate blocks only, since sinks would
     dominate every inner product; the last window says little about a question that has not been asked yet, so where
     its attention is flat a share of the room goes to blocks whose values point away from the mean; exponential keys

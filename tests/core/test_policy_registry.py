@@ -95,5 +95,5 @@ def test_a_strangers_policy_loads_by_module_and_class(tmp_path, monkeypatch, cap
 def test_docs_show_the_same_stranger():
     from pathlib import Path
 
-    page = Path(__file__).parents[2] / "docs" / "policies.md"
+    page = Path(__file__).parents[2] / "docs" / "guide" / "own-policy.md"
     assert STRANGER.strip() in page.read_text(encoding="utf-8")

@@ -1,25 +1,14 @@
-"""benchmarks/kvpress: prompts fixed by their seeds, docs/kvpress.md by the result file."""
+"""benchmarks/kvpress: prompts fixed by their seeds, rows scored as the suite scores them."""
 
-import importlib.util
 import json
 import zlib
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "benchmarks" / "kvpress"
+from benchmarks import ROOT
+from benchmarks.kvpress import prompts, report
+
 PINNED = "9e60c49dea31c8af2818beb3ec14684668f1a50adfb8dcc606669beb9792147d"
-
-
-def load(name: str):
-    spec = importlib.util.spec_from_file_location(f"kvpress_{name}", FOLDER / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-prompts, report = load("prompts"), load("report")
 
 
 def words(text: str) -> list[int]:
@@ -34,7 +23,7 @@ def made():
 
 @pytest.fixture(scope="module")
 def result():
-    return json.loads((FOLDER / "results.json").read_text(encoding="utf-8"))
+    return json.loads((ROOT / "benchmarks" / "kvpress" / "results.json").read_text(encoding="utf-8"))
 
 
 def test_prompts_are_fixed(made, result):
@@ -61,10 +50,6 @@ def test_rows_are_scored_by_the_suite(result):
         prompt = asked[row["id"]]
         assert row["score"] == prompts.SCORES[prompt["score"]](row["text"], prompt["answers"]) in (0.0, 1.0)
         assert 0 < row["kept"] < prompt["length"] * row["budget"] + 1  # a share rounds up
-
-
-def test_the_page_is_the_report_of_the_results(result):
-    assert (ROOT / "docs" / "kvpress.md").read_text(encoding="utf-8") == report.render(result)
 
 
 def test_sign_test():

@@ -1,8 +1,6 @@
 """The offline evaluation: tasks, choosing, references, grading, report. No model is loaded."""
 
-import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,14 +9,9 @@ from benchmarks.offline.choosing import describe_blocks, keep_tokens
 from benchmarks.offline.experiment import grade
 from benchmarks.offline.references import ada_rooms, pyramid_rooms
 from benchmarks.offline.tables import (
-    BEGIN,
-    END,
     difference,
-    pilot_table,
     ranking,
     tables,
-    values_table,
-    write_tables,
 )
 from benchmarks.offline.wilson import wilson
 from nexus_sglang.config import NexusConfig, TokenAmount
@@ -32,7 +25,6 @@ from nexus_sglang.policy import Evidence, make_policy
 from nexus_sglang.policy.base import Policy
 
 PINNED = ("Once the shops had closed, a quiet tailor walked slowly alon", [" 46465", " 57599", " 97396"])
-ROOT = Path(__file__).parents[2]
 words = lambda text: len(text.split())  # noqa: E731
 
 
@@ -95,26 +87,13 @@ def record(seed, exact, task="needle"):
     return {"task": task, "seed": seed, "tokens": 2000, "full": [1, -0.1, 1.0], "visible": cells, "hidden": cells}
 
 
-def test_report_ranks_pairs_and_regenerates(tmp_path):
+def test_tables_rank_pair_and_do_not_depend_on_the_order_of_records():
     records = [record(s, {"nexus": 1, "snapkv": int(s < 5), "random": 0}) for s in range(20)]
     assert ranking(records, "visible") == [("nexus", 1.0), ("snapkv", 0.25), ("random", 0.0)]
     mean, half = difference(records, "hidden", "nexus", "snapkv")
     assert mean == 0.75 and half == pytest.approx(1.96 * math.sqrt(0.75 * 0.25 / 19), abs=1e-3)
-    page = tmp_path / "page.md"
-    page.write_text("# Before\n")
-    write_tables(records, page)
-    once = page.read_text()
-    page.write_text(once.replace("0.25", "9.99") + "after\n")
-    write_tables(list(reversed(records)), page)
-    assert page.read_text() == once + "after\n"
-    assert once.count(BEGIN) == once.count(END) == 1 and "| **nexus** | 1.00 (0.84-1.00) 0.00 |" in once
-
-
-def test_docs_hold_the_table_of_the_checked_in_results():
-    page = (ROOT / "docs/policies.md").read_text(encoding="utf-8")
-    assert tables(json.loads((ROOT / "benchmarks/policies/results.json").read_text())) in page
-    assert pilot_table(json.loads((ROOT / "benchmarks/policies/pilot.json").read_text())) in page
-    assert values_table(json.loads((ROOT / "benchmarks/policies/values.json").read_text())) in page
+    assert tables(list(reversed(records))) == tables(records)
+    assert "| **nexus** | 1.00 (0.84-1.00) 0.00 |" in tables(records)
 
 
 def test_expected_attention_and_distinctiveness_against_loops():
