@@ -34,19 +34,19 @@ class Choice(NamedTuple):
     nan: torch.Tensor
 
 
-def forced_blocks(index: torch.Tensor, block_size: int, head_end: int, recent: int) -> torch.Tensor:
+def forced_blocks(index: torch.Tensor, block_size: int, head_end: int, recent_start: int) -> torch.Tensor:
     """Which blocks may not go: sinks and protected prefix at the head, the recent window at the end.
 
     Args:
         index: int64 ``[N]``, block numbers.
         block_size: tokens per block.
         head_end: position in tokens; blocks that begin before it are forced.
-        recent: position in tokens; blocks that end after it are forced.
+        recent_start: position in tokens; blocks that end after it are forced.
 
     Returns:
         bool ``[N]``.
     """
-    return (index < -(-head_end // block_size)) | (index >= recent // block_size)
+    return (index < -(-head_end // block_size)) | (index >= recent_start // block_size)
 
 
 def choose(

@@ -1,12 +1,13 @@
-"""When to evict, how much, and from which blocks. Joins policy, statistics and memory; knows no scheduler.
+"""When to evict, how much, and from which blocks. Joins policy, evidence and KV slots; knows no scheduler.
 
-Whether a sequence loses tokens, and how many, is decided from host numbers; which blocks go is decided on the device. The
-host waits for the device when it does not know a row's blocks (``block_map.py``): at the first event after a prefill, and
-after others have changed the row. Such an event waits twice, for the row's positions and for a word on whether the
-policy's numbers were any good. Where blocks are not whole, because another reader's eviction has cut through them, the
-host also needs their order. All other events wait for nothing. An event that clips the protection reads all rows anew.
-With tensor parallelism ranks exchange scores once per kind of evidence, and in debug mode compare their choice over the
-CPU.
+Whether a sequence loses tokens, and how many, is decided from host numbers; which blocks go is decided on the device. In
+a decode step the host waits for nothing. It waits only where it does not know a row's blocks (``block_map.py``): at the
+first event after a prefill, and after others have changed the row. Such an event waits twice, for the positions of the
+row's tokens and for whether the policy's numbers were any good. Where blocks are not whole, because the eviction of
+another sequence has cut through them, the host also waits for their order.
+
+An event that clips the protected prefix rebuilds all rows. With tensor parallelism the ranks exchange scores once per
+kind of evidence, and in debug mode they compare their choice over the CPU.
 """
 
 from __future__ import annotations
@@ -41,11 +42,16 @@ class Evictor:
     """Applies one policy to the page table.
 
     Args:
-        largest_budget: most tokens any sequence may hold once it has been evicted from (the pool's largest budget).
-        table, rows, ledger, window: all on one device.
-        buffers: the pool's keys and values.
+        config: block size, forced parts, floors, seed, debug.
+        policy: weighs the blocks.
+        largest_budget: most tokens any sequence may hold once it has been evicted from; what the pool can grant.
+        table: unmaps what goes.
+        rows: resident tokens of each request row; on the table's device.
+        ledger: what is remembered about blocks; on the table's device.
+        window: the queries that judge; on the table's device.
+        buffers: keys and values of all layers.
         group: ranks that hold the other heads of the same sequences; they must call the same methods in the same order.
-        counters: where its events are counted, beside what others count; None for counters of its own.
+        counters: where events are counted, beside what other rooms count; None for counters of its own.
     """
 
     def __init__(
@@ -61,43 +67,48 @@ class Evictor:
         group: ScoreGroup = ALONE,
         counters: Counters | None = None,
     ):
-        self.config, self.policy, self.largest_budget = config, policy, largest_budget
-        self.table, self.rows, self.ledger, self.window = table, rows, ledger, window
-        self.buffers, self.group = buffers, group
+        self.config = config
+        self.policy = policy
+        self.largest_budget = largest_budget
+        self.table = table
+        self.rows = rows
+        self.ledger = ledger
+        self.window = window
+        self.buffers = buffers
+        self.group = group
         self.counters = Counters() if counters is None else counters
         self._nan = torch.zeros(2, dtype=torch.int64, device=table.device)
 
     def warm_up(self) -> None:
         """Do on padding what an event does on the device, so that no kernel is compiled while requests wait.
 
-        Changes nothing. Whatever a policy makes of padding is dropped; what it cannot digest is logged.
+        Changes nothing. What a policy makes of padding is dropped; what it cannot digest is logged.
         """
-        size, device = self.config.block_size, self.table.device
+        size = self.config.block_size
         length = max(4, -(-self.config.window // size)) * size
-        where = torch.arange(length, device=device)
-        row = ResidentRow.of(0, length, 0, size, length // size, where * 0, where * 0, where)
+        positions = torch.arange(length, device=self.table.device)
+        padding = positions * 0
+        row = ResidentRow.of(0, length, 0, size, length // size, padding, padding, positions)
         try:
-            blocks = Blocks(
-                row.index, row.index < 0, row.index, self.ledger.read(row.index * 0), length, self.config.seed
-            )
+            state = self.ledger.read(row.first_ids)
+            blocks = Blocks(row.index, row.index < 0, row.index, state, length, self.config.seed)
             for seen_from in (0, length):  # with the log-sum-exp of the queries, where there is one, and without
-                evidence = measure(
-                    self.policy, self.window, self.buffers, row._replace(seen_from=seen_from), self.group
-                )
+                seen = row._replace(seen_from=seen_from)
+                evidence = measure(self.policy, self.window, self.buffers, seen, self.group)
                 choose(self.policy, evidence, blocks, row.blocks, size, size)
         except Exception as err:
             logger.warning("nexus: warm-up without effect (%s: %s)", type(err).__name__, err)
-        self._nan.zero_()
         self.window.warm_up()
-        self.table.evict(where[:1] * 0, mapped=0)
+        self.table.evict(padding[:1], mapped=0)
 
     def after_prefill(self, seq: RunningSequence, protected: int, room: int) -> None:
         """A prefill pass of this sequence ran.
 
         Args:
+            seq: the sequence.
             protected: leading tokens that other readers share.
-            room: physical tokens the rest of its prompt may still take; with less than it needs, the
-                prompt is thinned to its budget between chunks, question unseen.
+            room: physical slots the rest of its prompt may still take. Where it needs more, the prompt is evicted from
+                between its chunks, down to its budget, before the question at its end is seen.
         """
         if seq.prefill_left == 0:
             # A request that returns goes on where it was, in decode: what it kept must not depend on having been away.
@@ -107,110 +118,136 @@ class Evictor:
             self.counters.chunk_evictions += self.enforce(seq, protected, slack=0)
 
     def after_decode(self, seq: RunningSequence, protected: Callable[[], int]) -> None:
-        """One token was decoded; a block goes each time one block has been gained."""
+        """One token was decoded; a block goes each time one block has been gained.
+
+        Args:
+            seq: the sequence.
+            protected: says how many leading tokens other readers share; asked only where a block may have to go.
+        """
         if seq.evictable and self.rows.resident[seq.row] >= max(seq.budget, seq.floor) + self.config.block_size:
             self.enforce(seq, protected(), slack=self.config.block_size - 1)
 
     def enforce(self, seq: RunningSequence, protected: int, slack: int) -> bool:
         """Evict this sequence down to its budget if it holds more than budget + ``slack`` tokens.
 
-        Where the protected prefix alone fills the budget, the sequence keeps ``NexusConfig.private_floor``
-        tokens of its own.
+        Where the protected prefix alone fills the budget, the sequence keeps ``NexusConfig.private_floor`` tokens of its
+        own beside it.
+
+        Args:
+            seq: the sequence.
+            protected: leading tokens that other readers share. They, and those that are pinned, are rounded up to whole
+                blocks here; callers need not.
+            slack: tokens above the budget that are let pass.
 
         Returns:
             Whether an event took place.
         """
-        live = self.rows.resident[seq.row]
-        if not seq.evictable or live <= seq.budget + slack:
+        resident = self.rows.resident[seq.row]
+        if not seq.evictable or resident <= seq.budget + slack:
             return False
-        private = self.config.private_floor(seq.budget)
-        wished = self.config.whole_blocks(max(protected, seq.pinned))
-        block_map, news = self._block_map(seq, max(wished, self.config.sink_length))
-        protected, held = wished, block_map.held(wished)
-        if held > self.largest_budget - private:
-            self.counters.protection_clipped += 1
-            protected = block_map.fit(self.largest_budget - private)
-            held = block_map.held(protected)
-        seq.floor = held + private if held else 0
+        wanted = self.config.whole_blocks(max(protected, seq.pinned))
+        sinks = self.config.sink_length
+        block_map = BlockMap.refreshed(
+            seq.block_map, self.rows, seq.row, self.config.block_size, head_end=max(wanted, sinks)
+        )
+        was_read = block_map is not seq.block_map
+        seq.block_map = block_map
+        granted = self._grant_protection(seq, block_map, wanted)
         target = max(seq.budget, seq.floor)
         if target > seq.budget:
             self.counters.budget_held_by_shared += 1
-        if live <= target + slack:
+        if resident <= target + slack:
             return False
         if not seq.over_budget:
             seq.over_budget = True
             self.counters.sequences_over_budget += 1
-        freed = self._evict(
-            seq, block_map, live - target, max(protected, self.config.sink_length), news or not seq.evictions
-        )
-        # A clipped protection may have cost a token that other rows hold: none may list a slot that is gone.
-        self.rows.rebuild_all() if protected < wished else self.rows.rebuild(seq.row, live - freed)
+        check = was_read or not seq.evictions
+        freed = self._evict(seq, block_map, resident - target, max(granted, sinks), check)
+        if granted < wanted:
+            # A clipped protection may have cost a token that other rows hold: none may list a slot that is gone.
+            self.rows.rebuild_all()
+        else:
+            self.rows.rebuild(seq.row, resident - freed)
         if self.config.debug:
             seq.block_map.check_integrity(self.rows.resident_positions(seq.row))
         return True
 
-    def _block_map(self, seq: RunningSequence, head: int) -> tuple[BlockMap, bool]:
-        """What the host knows of the row, its blocks before position ``head`` included; and whether it had to ask."""
-        row, rows = seq.row, self.rows
-        if seq.block_map is not None and seq.block_map.generation == rows.generations[row]:
-            seq.block_map.grow(rows.length[row])
-            if seq.block_map.knows(head) and seq.block_map.resident == rows.resident[row]:
-                return seq.block_map, False
-        return self._read(seq), True
+    def _grant_protection(self, seq: RunningSequence, block_map: BlockMap, wanted: int) -> int:
+        """Set the sequence's floor from its protected prefix, clipped to what the pool can grant.
 
-    def _read(self, seq: RunningSequence) -> BlockMap:
-        row, rows = seq.row, self.rows
-        seq.block_map = BlockMap(
-            rows.resident_positions(row), self.config.block_size, rows.length[row], rows.generations[row]
-        )
-        return seq.block_map
+        Args:
+            seq: the sequence.
+            block_map: knows all blocks of the prefix.
+            wanted: position at which the prefix ends that should be protected, in whole blocks.
 
-    def _evict(self, seq: RunningSequence, block_map: BlockMap, excess: int, head: int, check: bool) -> int:
+        Returns:
+            The position at which the prefix ends that is protected: ``wanted`` or earlier.
+        """
+        private = self.config.private_floor(seq.budget)
+        granted = wanted
+        tokens = block_map.resident_before(wanted)
+        if tokens > self.largest_budget - private:
+            self.counters.protection_clipped += 1
+            granted = block_map.longest_head(self.largest_budget - private)
+            tokens = block_map.resident_before(granted)
+        seq.floor = tokens + private if tokens else 0
+        return granted
+
+    def _evict(self, seq: RunningSequence, block_map: BlockMap, excess: int, head_end: int, check: bool) -> int:
         """One event: measure, choose, unmap, record. The caller rebuilds the rows.
 
         Args:
-            head: no block that begins before this position goes. check: wait to see whether the policy's numbers are good.
+            seq: the sequence.
+            block_map: of its row.
+            excess: tokens that have to go, as far as there are candidates.
+            head_end: no block that begins before this position goes.
+            check: wait to see whether the policy's numbers are good.
 
         Returns:
             Tokens evicted.
         """
-        size, length = self.config.block_size, self.rows.length[seq.row]
-        recent = length - self.config.recent_length(seq.budget)
-        candidates, whole = block_map.candidates(head, recent)
+        size = self.config.block_size
+        recent_start = self.rows.length[seq.row] - self.config.recent_length(seq.budget)
+        candidates, whole = block_map.candidates(head_end, recent_start)
         if candidates == 0:
             return 0
-        if not whole and block_map.hidden:
-            block_map = self._read(seq)
+        if not whole and block_map.unknown:
+            block_map = seq.block_map = BlockMap.read(self.rows, seq.row, size)
         row = self.rows.resident_row(seq.row, size, block_map.blocks)
         if self.config.debug:
             require_lse(self.window, self.buffers, row)
-        blocks = self._describe(seq, row, head, recent)
+        blocks = self._describe(seq, row, head_end, recent_start)
         evidence = measure(self.policy, self.window, self.buffers, row, self.group)
         choice = choose(self.policy, evidence, blocks, candidates, excess, size, None if whole else block_map.tokens)
         self._nan += choice.nan
         if check:
             self._require_numbers()
-        gone = choice.ordinals
         if choice.on_host is None:
-            places = row.tokens_of_whole(gone)
-            block_map.hide(head, recent, len(gone))
+            places = row.tokens_of_whole(choice.ordinals)
+            block_map.remove_some(head_end, recent_start, len(choice.ordinals))
         else:
-            places = upload(block_map.drop(choice.on_host), gone.device)
-        freed = len(places)
+            places = upload(block_map.remove(choice.on_host), row.virtual.device)
         # A forced block has not been judged: its state starts when it becomes a candidate.
         self.ledger.write(row.virtual, row.ordinal, *choice.weighing, judged=blocks.candidates[row.ordinal])
-        self.table.evict(row.virtual[places], mapped=freed)
-        self._record(seq, length, row.index[gone], freed)
-        return freed
+        self.table.evict(row.virtual[places], mapped=len(places))
+        self._record(seq, row.length, row.index[choice.ordinals], len(places))
+        return len(places)
 
-    def _describe(self, seq: RunningSequence, row: ResidentRow, head: int, recent: int) -> Blocks:
-        """Blocks as a policy sees them: sinks, shared or pinned prefix, and the recent window are forced."""
-        forced = forced_blocks(row.index, row.block_size, head, recent)
+    def _describe(self, seq: RunningSequence, row: ResidentRow, head_end: int, recent_start: int) -> Blocks:
+        """Blocks as a policy sees them: sinks, shared or pinned prefix, and the recent window are forced.
+
+        Args:
+            seq: the sequence.
+            row: its resident tokens.
+            head_end: blocks that begin before this position are forced.
+            recent_start: blocks that end after this position are forced.
+        """
+        forced = forced_blocks(row.index, row.block_size, head_end, recent_start)
         identity = seq.identities(row.length // row.block_size + 1, row.block_size, row.index.device)[row.index]
         return Blocks(row.index, forced, identity, self.ledger.read(row.first_ids), row.length, self.config.seed)
 
     def _require_numbers(self) -> None:
-        """Wait for the device.
+        """Ask the device, and wait, whether past events went well.
 
         Raises:
             PolicyError: the policy has returned NaN since this was last asked.
@@ -226,6 +263,14 @@ class Evictor:
             )
 
     def _record(self, seq: RunningSequence, length: int, blocks: torch.Tensor, tokens: int) -> None:
+        """Note an event with the sequence and the counters; in debug mode compare it between ranks.
+
+        Args:
+            seq: the sequence.
+            length: its tokens when it happened.
+            blocks: int64 ``[k]`` on the device, numbers of the blocks that went.
+            tokens: how many tokens went with them.
+        """
         seq.record(length, blocks, tokens, keep=seq.trace or self.config.debug)
         self.counters.eviction_events += 1
         self.counters.blocks_evicted += len(blocks)

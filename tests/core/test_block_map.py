@@ -28,11 +28,11 @@ def check(b: Bench, seq) -> None:
     assert block_map.resident == sum(real.values()) == b.rows.resident[seq.row] and block_map.blocks == len(real)
     known = dict(zip(block_map.index, block_map.tokens, strict=True))
     assert known.items() <= real.items() and block_map.index == sorted(known)
-    hidden = real.keys() - known.keys()
-    assert len(hidden) == block_map.hidden and all(real[block] == BLOCK for block in hidden)
-    if hidden:
-        after = [block for block in known if block * BLOCK >= block_map.head]
-        assert min(hidden) * BLOCK >= block_map.head and max(hidden) < min(after, default=10**9)
+    unknown = real.keys() - known.keys()
+    assert len(unknown) == block_map.unknown and all(real[block] == BLOCK for block in unknown)
+    if unknown:
+        after = [block for block in known if block * BLOCK >= block_map.head_end]
+        assert min(unknown) * BLOCK >= block_map.head_end and max(unknown) < min(after, default=10**9)
 
 
 def punch(b: Bench, row: int, positions: list[int]) -> None:
@@ -91,7 +91,7 @@ def test_blocks_with_holes_go_by_their_tokens():
     b.evictor.after_prefill(seq, 0, 0)
     # Blocks 1, 2 (2 tokens left), 3, .. go, oldest first, until 160 - 7 - 80 = 73 are gone.
     assert [tuple(event) for event in seq.events] == [(160, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], 73)]
-    assert b.rows.resident[1] == 80 and not seq.block_map.hidden
+    assert b.rows.resident[1] == 80 and not seq.block_map.unknown
     check(b, seq)
 
 
@@ -100,7 +100,7 @@ def test_a_hole_in_a_block_that_stays_costs_nothing():
     seq = b.sequence(1, 160, budget=80)
     punch(b, 1, [150])  # in the recent window
     b.evictor.after_prefill(seq, 0, 0)
-    assert seq.block_map.hidden and seq.events[0].tokens == 80
+    assert seq.block_map.unknown and seq.events[0].tokens == 80
     check(b, seq)
 
 
@@ -123,7 +123,7 @@ def test_a_hole_in_the_recent_window_grows_old():
     seq = b.sequence(1, 160, budget=80)
     punch(b, 1, [150])
     b.evictor.after_prefill(seq, 0, 0)
-    assert seq.block_map.hidden, "the hole was not among the candidates"
+    assert seq.block_map.unknown, "the hole was not among the candidates"
     for length in range(161, 260):
         b.grow(1, length), b.evictor.after_decode(seq, lambda: 0)
         b.table.check_integrity(), b.rows.check_integrity()
@@ -166,15 +166,15 @@ def test_a_wrong_count_is_found_and_hands_out_no_slot_outside_of_the_pool():
 
 def test_debug_mode_notices_what_the_host_got_wrong():
     block_map = BlockMap(torch.arange(40), 4, 40, 0)
-    block_map.hide(8, 32, 2)
+    block_map.remove_some(8, 32, 2)
     gone = lambda *blocks: torch.tensor([p for p in range(40) if p // 4 not in blocks])  # noqa: E731
     block_map.check_integrity(gone(2, 5))
     for wrong in (gone(2), gone(1, 2), gone(2, 5, 6), torch.cat((gone(2, 5)[:-1], torch.tensor([41])))):
-        with pytest.raises(IntegrityError, match="4 hidden blocks of 4 from position 8"):
+        with pytest.raises(IntegrityError, match="4 unknown blocks of 4 from position 8"):
             block_map.check_integrity(wrong)
 
 
-def test_layout_answers():
+def test_block_map_answers():
     block_map = BlockMap(torch.tensor([0, 1, 2, 3, 8, 9, 10, 11, 12, 14, 16]), 4, 17, 0)
     assert (block_map.index, block_map.tokens, block_map.blocks, block_map.resident) == (
         [0, 2, 3, 4],
@@ -184,14 +184,14 @@ def test_layout_answers():
     )
     block_map.grow(21)
     assert (block_map.index, block_map.tokens) == ([0, 2, 3, 4, 5], [4, 4, 2, 4, 1])
-    assert [block_map.held(p) for p in (0, 4, 8, 12, 16)] == [0, 4, 4, 8, 10]
-    assert [block_map.fit(n) for n in (3, 4, 8, 9, 10, 99)] == [0, 8, 12, 12, 16, 21]
+    assert [block_map.resident_before(p) for p in (0, 4, 8, 12, 16)] == [0, 4, 4, 8, 10]
+    assert [block_map.longest_head(n) for n in (3, 4, 8, 9, 10, 99)] == [0, 8, 12, 12, 16, 21]
     assert block_map.candidates(4, 12) == (1, True) and block_map.candidates(4, 16) == (2, False)
     assert block_map.candidates(16, 12) == (0, True)
-    block_map.hide(4, 12, 1)
-    assert block_map.knows(4) and block_map.knows(99), "nothing is left to be hidden"
+    block_map.remove_some(4, 12, 1)
+    assert block_map.knows(4) and block_map.knows(99), "no block is left that could be unknown"
     block_map = BlockMap(torch.arange(40), 4, 40, 0)
-    block_map.hide(8, 32, 2)
-    assert (block_map.index, block_map.hidden, block_map.blocks, block_map.resident) == ([0, 1, 8, 9], 4, 8, 32)
+    block_map.remove_some(8, 32, 2)
+    assert (block_map.index, block_map.unknown, block_map.blocks, block_map.resident) == ([0, 1, 8, 9], 4, 8, 32)
     assert block_map.knows(8) and not block_map.knows(12)
-    assert block_map.candidates(4, 36) == (6, True), "a smaller head gives up a known block"
+    assert block_map.candidates(4, 36) == (6, True), "a shorter head gives up a known block"
