@@ -43,14 +43,14 @@ def converse(server: Server, tokenizer: Any, sample: RecallSample, hint: dict[st
     return rows
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--first-seed", type=int, default=7000)
     parser.add_argument("--policy", default="nexus")
     parser.add_argument("--out", type=Path, default=HERE / "results.json")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
 
     from transformers import AutoTokenizer
 

@@ -144,10 +144,10 @@ def measure(name: str, shape: dict, moved: int, function: Callable, arguments: t
     }  # fmt: skip
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", help="write the JSON here instead of to standard output")
-    out = parser.parse_args().out
+    out = parser.parse_args(argv).out
     if not torch.cuda.is_available():
         print("benchmarks.gpu.kernels needs a CUDA GPU, and torch.cuda.is_available() is false here", file=sys.stderr)
         return 2

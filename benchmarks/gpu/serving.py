@@ -125,7 +125,7 @@ def ratios(nexus: dict[str, Any], stock: dict[str, Any]) -> dict[str, float | No
     return result
 
 
-def parse() -> argparse.Namespace:
+def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--shape", choices=SHAPES, default="llama-8b")
@@ -138,11 +138,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=8, help="requests at once, for decode speed")
     parser.add_argument("--crowd", type=int, default=160, help="requests at once, for the largest batch")
     parser.add_argument("--server-flags", default="", help="more flags for both servers")
-    return parser.parse_args()
+    return parser.parse_args(argv)
 
 
-def main() -> int:
-    options = parse()
+def main(argv: list[str] | None = None) -> int:
+    options = parse(argv)
     if options.backend != "torch_native" and not torch.cuda.is_available():
         print("without a GPU only --backend torch_native runs, as a rehearsal", file=sys.stderr)
         return 2
@@ -153,7 +153,7 @@ def main() -> int:
              "--decode-log-interval", "8", *shlex.split(options.server_flags))  # fmt: skip
     ours = ("--kv-policy", options.policy, "--kv-budget", options.budget)
     result: dict[str, Any] = {
-        "command": "python -m benchmarks.gpu.serving " + shlex.join(sys.argv[1:]),
+        "command": "python -m benchmarks.gpu.serving " + shlex.join(sys.argv[1:] if argv is None else argv),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()}, CPU (a rehearsal)",
         "kv_bytes_per_token": token_bytes(config), "systems": {},
     }  # fmt: skip

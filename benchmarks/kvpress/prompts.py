@@ -63,11 +63,11 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--model", default="smollm2-135m", help="whose tokenizer: a folder or a name")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
 
     from transformers import AutoTokenizer
 

@@ -130,14 +130,14 @@ def check(model: Any, prompt: dict[str, Any], presses: dict[str, BasePress], ans
             raise RuntimeError(f"{name}, {prompt['id']}: alone {alone}, from the common prefill {answers[name]}")
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("prompts", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--model", required=True, help="model folder")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--check", type=int, default=2, help="prompts on which every press is applied alone as well")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=options.dtype).eval()

@@ -133,13 +133,13 @@ def offline(folder: str, dtype: str, prompts: list[dict[str, Any]], tokenizer: A
     return rows
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("prompts", type=Path, help="from prompts.py")
     parser.add_argument("--kvpress", type=Path, required=True, help="from reference.py")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--out", type=Path, default=HERE / "results.json")
-    measure(parser.parse_args())
+    measure(parser.parse_args(argv))
     return 0
 
 

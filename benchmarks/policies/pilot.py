@@ -149,10 +149,10 @@ def stream(reader: Reader, ids: list[int], entries: dict[str, Contestant], neede
     }
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--passages", type=int, default=5, help="per task")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     reader, entries = open_reader(), variants()
     rows: dict[str, dict[str, list]] = {label: {"visible": [], "hidden": [], "stream": []} for label in entries}
     for i in range(args.passages):
@@ -169,6 +169,7 @@ def main() -> None:
             for label, hits in stream(reader, passage.ids, entries, needed).items():
                 rows[label]["stream"].append([hits])
             report(rows)
+    return 0
 
 
 def report(rows: dict[str, dict[str, list]]) -> None:
@@ -180,4 +181,4 @@ def report(rows: dict[str, dict[str, list]]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -52,18 +52,19 @@ def drop(label: str) -> None:
     save(records, RESULTS)
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--again", action="append", default=[], metavar="LABEL", help="forget this one and run it again"
     )
     parser.add_argument("--without", action="append", default=[], metavar="LABEL", help="leave this one for later")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     for label in args.again:
         drop(label)
     chosen = {label: entry for label, entry in contestants().items() if label not in args.without}
     run_all(open_reader(), plan(), chosen, RESULTS)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

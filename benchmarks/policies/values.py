@@ -7,6 +7,7 @@ Seeds are apart from those of the other results. Answers are graded as in run.py
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -42,7 +43,9 @@ def samples(kind: str, tokens: int, seed: int, count: Callable[[str], int]) -> l
     return [RecallSample("document", seed, tokens, document.text, asked)]
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args(argv)
     records = json.loads(OUT.read_text()) if OUT.exists() else []
     reader = open_reader()
     for kind, tokens, first, passages in PLAN:
@@ -55,7 +58,8 @@ def main() -> None:
                     ]
                 save(records, OUT)
                 print(name, seed, flush=True)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

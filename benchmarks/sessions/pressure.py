@@ -91,7 +91,7 @@ def measure(server: Server, tokenizer: Any, options: argparse.Namespace) -> dict
     return {"phases": phases, "ratios": ratios}
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--pool", type=int, default=2048)
@@ -104,7 +104,7 @@ def main() -> int:
     parser.add_argument("--conservativeness", default="1.0", help="SGLang's --schedule-conservativeness, for both")
     parser.add_argument("--calm", type=int, default=2, help="requests before and after")
     parser.add_argument("--calm-output", type=int, default=150, help="tokens of their answers")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
 
     from transformers import AutoTokenizer
 
@@ -115,7 +115,7 @@ def main() -> int:
              "--schedule-conservativeness", options.conservativeness)  # fmt: skip
     systems = {"stock": (), "nexus": ("--kv-policy", options.policy, "--kv-budget", options.budget)}
     result: dict[str, Any] = {
-        "command": "python -m benchmarks.sessions.pressure " + shlex.join(sys.argv[1:]),
+        "command": "python -m benchmarks.sessions.pressure " + shlex.join(sys.argv[1:] if argv is None else argv),
         "workload": "pressure", "pool": options.pool, "budget": options.budget, "policy": options.policy,
         "sessions": options.sessions, "first": options.first, "output": options.output,
         "conservativeness": options.conservativeness,

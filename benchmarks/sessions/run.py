@@ -128,7 +128,7 @@ def read_workload(options: argparse.Namespace, tokenizer: Any) -> list[Session]:
     ]
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=["generated", "hashes", "chats"])
     parser.add_argument("paths", nargs="*", type=Path)
@@ -147,7 +147,7 @@ def main() -> int:
     parser.add_argument("--limit", type=int, default=12, help="requests (chats: dialogues) read per file")
     parser.add_argument("--longest", type=int, default=3500, help="longer prompts are left out")
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
 
     from transformers import AutoTokenizer
 
@@ -158,7 +158,7 @@ def main() -> int:
     systems = {"stock": (), "nexus": ("--kv-policy", options.policy, "--kv-budget", options.budget)}
     names = [p.name for p in options.paths]
     read = {str(p): p.name for p in options.paths}
-    arguments = [read.get(str(Path(a)), a) for a in sys.argv[1:]]
+    arguments = [read.get(str(Path(a)), a) for a in (sys.argv[1:] if argv is None else argv)]
     result: dict[str, Any] = {
         "command": "python -m benchmarks.sessions.run " + shlex.join(arguments),
         "workload": options.kind if not names else f"{options.kind}: {', '.join(names)}",
