@@ -1,4 +1,4 @@
-"""Every error that this package raises for a user or an operator. Messages name what was wrong and the way out."""
+"""The errors that this package raises for a user or an operator. A message names what was wrong and the way out."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ class ConfigError(ValueError):
 
 
 class PolicyError(RuntimeError):
-    """A policy returned something that cannot be an order of blocks."""
+    """A policy returned a wrong shape or NaN. The message names the policy and what it returned."""
 
 
 class IntegrityError(RuntimeError):
-    """Slots, rows or counts do not add up. The message shows the arithmetic."""
+    """KV slots, rows or counts do not add up: a fault of this package. The message shows the arithmetic."""
 
 
 class SelfCheckError(RuntimeError):
-    """The plugin does not sit in SGLang as it must. The message lists what is wrong."""
+    """Refusal to serve: another SGLang release, a hook not in place, ranks that differ. The message lists what is wrong."""
 
 
 class RankMismatchError(RuntimeError):
-    """Ranks that must agree do not. The message says about what, and which ranks."""
+    """Tensor-parallel ranks that must agree do not. The message says about what, and which ranks."""
 
 
 class ShadowError(RuntimeError):
-    """A batch and the compact rows do not fit each other."""
+    """A batch that SGLang planned and the compact rows do not fit each other."""

@@ -18,19 +18,23 @@ _WITH_STATE = ("running-average", "decaying-max")
 class Composed(Policy):
     """Window reduction, head reduction, value or key term, selector.
 
-    Fields:
-        window: how the W rows become one, see ``policy.reductions.reduce_window``.
+    Attributes:
+        window: how the W rows become one, see ``policy.parts.reductions.reduce_window``.
         decay: factor of the two window reductions with state.
-        walk_steps, walk_weight: H and lambda of the walk, added to the window's number; lambda 0 leaves it out.
+        walk_steps: rows the walk takes, H in the paper.
+        walk_weight: factor of the walk beside the reduced window, lambda in the paper; 0 leaves it out.
         head_reduction: ``max``, ``mean``, ``top`` or ``qk``.
-        term: ``none``, ``value`` (norm) or ``key`` (distinctiveness), a factor.
+        term: ``none``, ``value`` (norm) or ``key`` (distinctiveness), a factor on the weights.
         selector: ``top-k``, ``exponential-keys``, ``sequential-poisson`` or ``core-sampled``.
-        sharpness: beta of ``w**beta`` before a random selector. draws: n of the exponential keys.
+        sharpness: beta of ``w**beta`` before a random selector.
+        draws: uniform numbers per block that exponential keys average.
         sampled_share: share of the kept candidates that ``core-sampled`` draws.
     """
 
     name = "composed"
-    source = "this project; blocks and one choice for all layers, each part by its own paper (policy/reductions.py)"
+    source = (
+        "this project; blocks and one choice for all layers, each part by its own paper (policy/parts/reductions.py)"
+    )
     window: str = "mean"
     decay: float = 0.9
     walk_steps: int = 3
@@ -55,15 +59,15 @@ class Composed(Policy):
         check_range(self.name, "sampled_share", self.sampled_share, 0, 1)
 
     @property
-    def state_width(self) -> int:
+    def state_width(self) -> int:  # type: ignore[override]  # it depends on a field
         return 1 if self.window in _WITH_STATE else 0
 
     @property
-    def needs_values(self) -> bool:
+    def needs_values(self) -> bool:  # type: ignore[override]
         return self.term == "value"
 
     @property
-    def needs_keys(self) -> bool:
+    def needs_keys(self) -> bool:  # type: ignore[override]
         return self.term == "key"
 
     def weigh(self, evidence: Evidence, blocks: Blocks) -> Weighing:

@@ -15,8 +15,9 @@ from .parts.reductions import remember
 class Keyformer(Policy):
     """Sum over the window of ``softmax((log p + g) / tau)``, added up from event to event.
 
-    Fields:
-        tau_start, tau_end: temperature at the first event and from event ``tau_events`` on.
+    Attributes:
+        tau_start: temperature at the first event.
+        tau_end: temperature from event ``tau_events`` on.
         tau_events: events over which the temperature rises.
     """
 
@@ -35,7 +36,7 @@ class Keyformer(Policy):
 
     def weigh(self, evidence: Evidence, blocks: Blocks) -> Weighing:
         events = torch.nan_to_num(blocks.state[:, 1].double())
-        progress = (events.max() / self.tau_events).clamp(max=1)  # on the device: nobody waits for it
+        progress = (events.max() / self.tau_events).clamp(max=1)  # stays on the device
         tau = self.tau_start + (self.tau_end - self.tau_start) * progress
         rows = evidence.attention.double()
         u = uniforms(blocks.seed, blocks.identity, blocks.event, rows.shape[0])

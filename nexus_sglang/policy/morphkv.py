@@ -1,4 +1,4 @@
-"""MorphKV: correlation with the newest tokens, renewed as they change."""
+"""MorphKV: attention of the newest tokens, measured anew at each event."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .parts.walk import normalise_rows
 class MorphKV(Policy):
     """Fuse the window's rows, each normalised over the blocks outside the forced set.
 
-    Fields:
+    Attributes:
         fusion: ``max`` or ``sum`` over the window's rows.
     """
 

@@ -11,25 +11,31 @@ from .parts.reductions import flatness
 from .parts.selectors import core_then, interleave, sampling_priorities
 from .parts.walk import window_weights
 
-PEAKED, FLAT = 0.90, 0.95
-"""Flatness of the attention part below which values get no share of the room, and above which they get all of theirs."""
+PEAKED = 0.90
+"""Flatness of the attention part below which values get no share of the room."""
+FLAT = 0.95
+"""Flatness of the attention part above which values get their full share of the room."""
 
 
 @dataclass(frozen=True)
 class Nexus(Policy):
     """Window mean plus walk over maxima, beside a share for unusual values; a certain core and a sampled rest.
 
-    What differs from ``nexus-paper``, and why (numbers in docs/design/policies.md): the mean over heads hides the few that
-    retrieve, so rows are maxima over heads and layers; the walk runs on the candidate blocks only, since sinks would
-    dominate every inner product; the last window says little about a question that has not been asked yet, so where
-    its attention is flat a share of the room goes to blocks whose values point away from the mean; exponential keys
-    drop blocks at the threshold, so all but ``sampled_share`` of the room goes to the first for certain, and the
-    rest is drawn by sequential Poisson.
+    What differs from ``nexus-paper``, and why (docs/design/policies.md has the numbers):
 
-    Fields:
-        walk_steps: H. walk_weight: lambda. recency_eps: eps.
-        value_share: share of the kept candidates for the most unusual values where attention is flat. Measured: flatness
-            is 0.85 to 0.93 with a question in the window and 0.95 to 0.97 without.
+    * Rows are maxima over heads and layers. A mean over heads hides the few that retrieve.
+    * The walk runs on the candidates only. Sinks would dominate every inner product.
+    * Where the window's attention is flat, a share of the room goes to blocks whose values point away from the mean.
+      The last window says little about a question that has not been asked yet.
+    * All but ``sampled_share`` of the room goes to the highest weights for certain, and the rest is drawn by sequential
+      Poisson. Exponential keys would drop blocks at the threshold.
+
+    Attributes:
+        walk_steps: rows the walk takes, H in the paper.
+        walk_weight: factor of the walk, lambda in the paper.
+        recency_eps: what the newest block gains over the oldest as a tie-break, eps in the paper.
+        value_share: share of the kept candidates for the most unusual values where attention is flat. Flatness was
+            measured as 0.85 to 0.93 with a question in the window and 0.95 to 0.97 without.
         sampled_share: share of the kept candidates that is drawn at random instead of taken from the top.
         sharpness: beta of ``w**beta`` for the drawn part.
         head_reduction: ``max``, ``mean``, ``top`` or ``qk``.
@@ -58,7 +64,7 @@ class Nexus(Policy):
         check_choice(self.name, "head_reduction", self.head_reduction, HEAD_REDUCTIONS)
 
     @property
-    def needs_distinct_values(self) -> bool:
+    def needs_distinct_values(self) -> bool:  # type: ignore[override]  # it depends on a field
         return self.value_share > 0
 
     def weigh(self, evidence: Evidence, blocks: Blocks) -> Weighing:

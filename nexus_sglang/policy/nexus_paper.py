@@ -1,4 +1,4 @@
-"""Nexus Sampling as its paper has it."""
+"""Nexus Sampling as in its paper."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from .parts.walk import window_weights
 class NexusPaper(Policy):
     """Window mean plus walk, then a weighted reservoir.
 
-    Fields:
-        walk_steps: H. walk_weight: lambda. recency_eps: eps. draws: n (averaged uniforms per block).
+    Attributes:
+        walk_steps: rows the walk takes, H in the paper.
+        walk_weight: factor of the walk, lambda in the paper.
+        recency_eps: what the newest block gains over the oldest as a tie-break, eps in the paper.
+        draws: uniform numbers per block that are averaged, n in the paper.
         head_reduction: ``mean`` of each head's probabilities, or ``qk``: heads averaged before the softmax,
             which is what the paper writes and which loses retrieval heads.
     """

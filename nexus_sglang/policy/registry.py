@@ -25,15 +25,31 @@ from .streaming_llm import StreamingLLM
 from .tova import TOVA
 from .vase import VaSE
 
-_ALL = (
-    Nexus, NexusPaper, StreamingLLM, H2O, TOVA, SnapKV, MorphKV, Keyformer, VaSE, KeyDiff, ExpectedAttention, Defensive,
-    RandomBlocks, Composed,
-)  # fmt: skip
+_ALL: tuple[type[Policy], ...] = (
+    Nexus,
+    NexusPaper,
+    StreamingLLM,
+    H2O,
+    TOVA,
+    SnapKV,
+    MorphKV,
+    Keyformer,
+    VaSE,
+    KeyDiff,
+    ExpectedAttention,
+    Defensive,
+    RandomBlocks,
+    Composed,
+)
 POLICIES: dict[str, type[Policy]] = {cls.name: cls for cls in _ALL}
+"""Every policy of the package, by the name that ``--kv-policy`` takes."""
 
 
 def find_policy(name: str) -> type[Policy]:
     """The class behind ``--kv-policy``.
+
+    Args:
+        name: a registered name, or ``module:Class``.
 
     Raises:
         ConfigError: unknown name (with the list and the nearest match), or a module that does not load.
@@ -50,6 +66,7 @@ def find_policy(name: str) -> type[Policy]:
 
 
 def _load(name: str) -> type[Policy]:
+    """The class that ``module:Class`` names, from outside the package."""
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
@@ -64,6 +81,10 @@ def _load(name: str) -> type[Policy]:
 
 def make_policy(name: str, fields: dict[str, Any]) -> Policy:
     """The policy object with its fields set.
+
+    Args:
+        name: a registered name, or ``module:Class``.
+        fields: what ``--kv-policy-config`` sets; the other fields have their defaults.
 
     Raises:
         ConfigError: unknown name, unknown field, or a value the policy refuses.

@@ -1,4 +1,4 @@
-"""Sinks and the newest tokens, nothing else."""
+"""StreamingLLM: sinks and the newest tokens, nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TOVA: what the last query attends to least goes."""
+"""TOVA: what the newest query attends to least goes."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from .parts.selectors import interleave, sampling_priorities
 class VaSE(Policy):
     """A share of the room goes to the largest values, the rest is drawn without replacement by window attention.
 
-    Fields:
+    Attributes:
         value_reserve: share of the kept candidates chosen by value.
     """
 
@@ -29,5 +29,5 @@ class VaSE(Policy):
     def weigh(self, evidence: Evidence, blocks: Blocks) -> Weighing:
         attention = reduce_window(evidence.attention.double(), "mean", blocks.candidates)
         drawn = sampling_priorities("exponential-keys", attention, blocks)
-        orders, shares = [evidence.value_norm, drawn], [self.value_reserve, 1 - self.value_reserve]
-        return Weighing(interleave(orders, shares, blocks.candidates))
+        shares = [self.value_reserve, 1 - self.value_reserve]
+        return Weighing(interleave([evidence.value_norm, drawn], shares, blocks.candidates))

@@ -118,7 +118,10 @@ def test_random_is_uniform_and_new_at_each_event():
 
 def test_composed_equals_the_named_policies():
     evidence, blocks = evidence_of(40), blocks_of(40, (0, 39), width=1)
-    order = lambda name, fields=None: judge(name, evidence, blocks, fields).weights[1:-1].argsort().tolist()  # noqa: E731
+
+    def order(name, fields=None):
+        return judge(name, evidence, blocks, fields).weights[1:-1].argsort().tolist()
+
     assert order("composed", {"window": "max-floor", "term": "value"}) == order("defensive")
     assert order("composed", {"window": "max"}) == order("morphkv")
     nexus = {"value_share": 0, "recency_eps": 0}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 
 import pytest
 import torch
 
+from nexus_sglang import policy
 from nexus_sglang.errors import ConfigError
-from nexus_sglang.policy import POLICIES, Policy, Weighing, make_policy
+from nexus_sglang.policy import POLICIES, Policy, Weighing, base, make_policy
 from nexus_sglang.policy.probe import probe
 
 
@@ -25,6 +27,7 @@ def test_registered_policies_pass(name):
         (lambda e, b: Weighing([1.0] * 12), "AttributeError"),
         (lambda e, b: 1 / 0, "ZeroDivisionError"),
         (lambda e, b: Weighing(torch.ones(12), torch.ones(12)), "state of shape \\(12,\\) where \\(12, 0\\)"),
+        (lambda e, b: Weighing(e.value_norm.double()), "value_norm \\(needs_values = True\\)"),
     ],
 )
 def test_broken_policies_are_named(answer, words):
@@ -38,3 +41,15 @@ def test_broken_policies_are_named(answer, words):
 
     with pytest.raises(ConfigError, match=f"'broken'.*{words}"):
         probe(Broken())
+
+
+def test_the_policy_in_the_contract_works():
+    """The example in the docstring, with what ``nexus_sglang.policy`` exports for authors and nothing else."""
+    example = textwrap.dedent(base.__doc__.split("::\n\n", 1)[1].split("\n\nShapes.", 1)[0])
+    given = {name: getattr(policy, name) for name in policy.__all__} | {"torch": torch, "dataclass": dataclass}
+    exec(compile(example, "example", "exec", dont_inherit=True), given)
+    peak = given["Peak"](decay=0.25)
+    probe(peak)
+    assert peak.head_reduction == "mean" and peak.needs_attention and not peak.needs_values
+    with pytest.raises(ValueError, match="peak: decay 2 is not a number from 0 to 1"):
+        given["Peak"](decay=2)

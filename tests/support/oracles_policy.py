@@ -39,7 +39,15 @@ def sequential_poisson(weights: torch.Tensor, u: torch.Tensor, beta: float = 1.0
 
 
 def walk(rows: torch.Tensor, steps: int) -> torch.Tensor:
-    """The walk of arXiv 2606.23961 over the newest ``steps`` of the normalised rows (float64 ``[W, N]``): float64 ``[N]``."""
+    """The walk of arXiv 2606.23961 over the newest rows.
+
+    Args:
+        rows: float64 ``[W, N]``, each summing to 1, oldest first.
+        steps: how many rows it takes.
+
+    Returns:
+        float64 ``[N]``.
+    """
     state = torch.zeros(rows.shape[1], dtype=torch.float64)
     if steps <= 0:
         return state
@@ -49,14 +57,25 @@ def walk(rows: torch.Tensor, steps: int) -> torch.Tensor:
 
 
 def recency(blocks: int, eps: float) -> torch.Tensor:
-    """float64 ``[N]``: ``eps * j / (N - 1)`` for the j-th block in order, a tie-break in favour of the newer."""
+    """A tie-break in favour of the newer: ``eps * j / (N - 1)`` for the j-th block in order, float64 ``[N]``."""
     return eps * torch.arange(blocks, dtype=torch.float64) / max(blocks - 1, 1)
 
 
 def window_weights(
     rows: torch.Tensor, candidates: torch.Tensor, steps: int, walk_weight: float, eps: float
 ) -> torch.Tensor:
-    """float64 ``[N]``: mean of the rows (float ``[W, N]``, normalised here over ``candidates``) + walk + recency."""
+    """Mean of the rows, plus walk, plus recency.
+
+    Args:
+        rows: float ``[W, N]``, oldest first; normalised here over the candidates.
+        candidates: bool ``[N]``.
+        steps: rows the walk takes.
+        walk_weight: factor of the walk.
+        eps: what the newest block gains.
+
+    Returns:
+        float64 ``[N]``.
+    """
     masked = rows.double() * candidates
     normal = masked / masked.sum(dim=1, keepdim=True).clamp_min(1e-300)
     return normal.mean(dim=0) + walk_weight * walk(normal, steps) + recency(rows.shape[1], eps)

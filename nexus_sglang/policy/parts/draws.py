@@ -12,15 +12,16 @@ from nexus_sglang.kernels.reservoir import draw
 
 
 def uniforms(seed: int, identity: torch.Tensor, event: int, draws: int) -> torch.Tensor:
-    """Uniform numbers strictly inside (0, 1).
+    """Uniform numbers strictly inside (0, 1): the only source of chance a policy may use.
 
     Args:
         seed: the server's seed.
-        identity: int64 ``[N]``, what each block is (content and position).
-        event: which event of the sequence this is.
-        draws: numbers wanted per block.
+        identity: int64 ``[N]``, ``Blocks.identity``: a hash of each block's tokens and position.
+        event: ``Blocks.event``, the sequence's length at this event in tokens.
+        draws: how many numbers per block.
 
     Returns:
         float64 ``[draws, N]``, identical on every platform.
     """
-    return draw(seed, identity[None], torch.full((1,), event, dtype=torch.int64, device=identity.device), draws)[0]
+    events = torch.full((1,), event, dtype=torch.int64, device=identity.device)
+    return draw(seed, identity[None], events, draws)[0]

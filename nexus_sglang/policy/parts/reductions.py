@@ -1,4 +1,4 @@
-"""Building blocks of a policy: window rows to one number per block, with or without state, and value or key terms."""
+"""From the window's rows to one number per block, with or without state, and the value and key terms."""
 
 from __future__ import annotations
 
@@ -7,11 +7,21 @@ import torch
 from nexus_sglang.policy.base import Evidence
 
 WINDOW_REDUCTIONS = ("mean", "sum", "max", "max-floor", "last", "running-average", "decaying-max")
+"""How the W rows become one; the two last keep state."""
 TERMS = ("none", "value", "key")
+"""What the weights may be multiplied by."""
 
 
 def floor_at_mean(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Raise every score ``[N]`` to at least the mean over ``mask`` (prior correction of arXiv 2510.13334)."""
+    """Raise every score to at least the mean (prior correction of arXiv 2510.13334).
+
+    Args:
+        scores: float ``[N]``.
+        mask: bool ``[N]``, the blocks over which the mean is taken.
+
+    Returns:
+        float ``[N]``.
+    """
     mean = (scores * mask).sum() / mask.sum().clamp_min(1)
     return scores.clamp_min(mean)
 
@@ -21,8 +31,9 @@ def reduce_window(rows: torch.Tensor, kind: str, mask: torch.Tensor) -> torch.Te
 
     Args:
         rows: float64 ``[W, N]``, oldest query first.
-        kind: ``mean`` (SnapKV), ``sum`` (H2O), ``max`` (MorphKV), ``max-floor`` (DefensiveKV), ``last`` (TOVA); the two
-            kinds with state reduce by ``mean`` and ``max`` here, see :func:`remember`.
+        kind: one of :data:`WINDOW_REDUCTIONS`: ``mean`` (SnapKV), ``sum`` (H2O), ``max`` (MorphKV), ``max-floor``
+            (DefensiveKV), ``last`` (TOVA). ``running-average`` reduces by the mean here and ``decaying-max`` by the
+            maximum; :func:`remember` does the rest.
         mask: bool ``[N]``, the blocks over which ``max-floor`` takes its mean.
 
     Returns:
@@ -37,12 +48,12 @@ def reduce_window(rows: torch.Tensor, kind: str, mask: torch.Tensor) -> torch.Te
 
 
 def remember(scores: torch.Tensor, state: torch.Tensor, kind: str, decay: float) -> torch.Tensor:
-    """Join this event's scores with what the block remembers.
+    """Join this event's scores with the state of earlier events.
 
     Args:
-        scores: float64 ``[N]``.
-        state: float ``[N]`` from the last event, NaN where none has judged the block.
-        kind: ``sum`` (m + s: H2O), ``running-average`` (d m + (1 - d) s), ``decaying-max`` (max(d m, s)).
+        scores: float64 ``[N]``, s.
+        state: float ``[N]``, m: a column of ``Blocks.state``, NaN where no event has judged the block.
+        kind: ``sum`` (m + s: H2O), ``running-average`` (d m + (1 - d) s) or ``decaying-max`` (max(d m, s)).
         decay: d in [0, 1]; ``sum`` ignores it.
 
     Returns:
@@ -59,10 +70,18 @@ def remember(scores: torch.Tensor, state: torch.Tensor, kind: str, decay: float)
 
 
 def apply_term(weights: torch.Tensor, evidence: Evidence, term: str) -> torch.Tensor:
-    """Multiply weights ``[N]`` by what the block holds, scaled to mean 1: ``value`` norm or ``key`` distinctiveness.
+    """Multiply the weights by a term of the block's values or keys, scaled to mean 1.
 
-    The original of the value term (arXiv 2502.03805, 2510.13334) is the norm of ``W_o v``; the pool holds no
-    ``W_o``, so this is the norm of v itself.
+    The papers' value term (arXiv 2502.03805, 2510.13334) is the norm of ``W_o v``. The pool holds no ``W_o``, so this
+    is the norm of v itself.
+
+    Args:
+        weights: float64 ``[N]``.
+        evidence: holds ``value_norm`` for ``value``, ``key_distinctiveness`` for ``key``.
+        term: one of :data:`TERMS`.
+
+    Returns:
+        float64 ``[N]``.
     """
     if term == "none":
         return weights
@@ -71,7 +90,16 @@ def apply_term(weights: torch.Tensor, evidence: Evidence, term: str) -> torch.Te
 
 
 def flatness(weights: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Entropy of the weights ``[N]`` over ``mask`` as a share of its maximum: 1 when all are equal, 0 for one alone."""
-    kept = weights.double() * mask  # no selection by mask: its size would have to come from the device
+    """Entropy of the weights as a share of its maximum.
+
+    Args:
+        weights: float ``[N]``, non-negative.
+        mask: bool ``[N]``, the blocks that count.
+
+    Returns:
+        float64 scalar tensor in [0, 1]: 1 where all weights are equal, 0 where one block has everything.
+    """
+    # A product instead of weights[mask], whose size the host would have to wait for.
+    kept = weights.double() * mask
     entropy = torch.special.entr(kept / kept.sum().clamp_min(1e-300)).sum()
     return (entropy / mask.sum().clamp_min(2).double().log()).clamp(0, 1)

@@ -1,16 +1,21 @@
-"""From weights to an order of blocks. All work in logs: with weights of about 1/N, u**(1/w) underflows.
+"""Selectors: from weights to priorities.
 
-Every selector returns float64 ``[N]``, larger is kept first; the evictor drops from the lowest up.
+Every selector returns float64 ``[N]``; the highest are kept. Those that draw work in logs, since with weights of about
+1/N ``u**(1/w)`` underflows.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
 from nexus_sglang.kernels import reservoir
 from nexus_sglang.policy.base import Blocks
+
+SELECTORS = ("top-k", "exponential-keys", "sequential-poisson", "core-sampled")
+"""What :func:`select` knows."""
 
 
 def sampling_priorities(
@@ -36,9 +41,8 @@ def sampling_priorities(
     Returns:
         float64 ``[N]``, -inf for a zero weight (but for sequential Poisson with beta 0, a uniform sample).
     """
-    event, length = (
-        torch.full((1,), n, dtype=torch.int64, device=weights.device) for n in (blocks.event, len(weights))
-    )
+    event = torch.full((1,), blocks.event, dtype=torch.int64, device=weights.device)
+    length = torch.full((1,), len(weights), dtype=torch.int64, device=weights.device)
     identity = blocks.identity[None]
     return reservoir.priorities(weights[None], identity, event, length, blocks.seed, law, draws, beta)[0]
 
@@ -48,36 +52,50 @@ def core_then(priority: torch.Tensor, weights: torch.Tensor, core: int, candidat
 
     Args:
         priority: float64 ``[N]`` of any selector.
-        weights: float ``[N]``.
-        core: how many candidates are certain.
+        weights: float ``[N]``; among equals the newer is in the core.
+        core: how many candidates are certain; all of them where that is more than there are.
         candidates: bool ``[N]``.
+
+    Returns:
+        float64 ``[N]``, inf in the core.
     """
     if core <= 0:
         return priority
     place = _places(weights[None], candidates)[0]
-    return torch.where((place < core) & candidates, math.inf, priority)  # fewer candidates than core: only those
+    return torch.where((place < core) & candidates, math.inf, priority)
 
 
 def sharpen(weights: torch.Tensor, beta: float) -> torch.Tensor:
-    """``w**beta`` scaled to a largest value of 1 (beta = 1 is the paper's law, beta to infinity is top-K)."""
+    """Raise the weights to a power, scaled to a largest value of 1.
+
+    Args:
+        weights: float ``[N]``, non-negative.
+        beta: the power; 1 leaves their proportions, towards infinity only the largest is left.
+
+    Returns:
+        float64 ``[N]`` in [0, 1].
+    """
     w = weights.double()
     return (w / w.max().clamp_min(1e-300)) ** beta
 
 
 def interleave(
-    orders: list[torch.Tensor], shares: list[float | torch.Tensor], candidates: torch.Tensor
-) -> torch.Tensor:  # fmt: skip
-    """One order out of several, so that whatever is kept holds each order's best in proportion to its share.
+    orders: Sequence[torch.Tensor],
+    shares: Sequence[float | torch.Tensor],
+    candidates: torch.Tensor,
+) -> torch.Tensor:
+    """Join several orders into one: however many blocks are kept, each order has its best among them, by its share.
 
-    Block j stands at ``min_i rank_i(j) / share_i`` (ranks from 1). A block near the top of two orders counts once and
-    leaves its second place to the next.
+    Block j stands at ``min_i rank_i(j) / share_i``, ranks counted from 1. A block near the top of two orders is counted
+    once.
 
     Args:
-        orders: float ``[N]`` each, larger is better, ties in favour of the newer. shares: one number each, not negative and
-            not all 0. candidates: bool ``[N]``; other blocks take no place in any order.
+        orders: float ``[N]`` each, larger is better, among equals the newer.
+        shares: one number per order, not negative, not all 0; floats or scalar tensors.
+        candidates: bool ``[N]``; other blocks take no place in any order.
 
     Returns:
-        float64 ``[N]`` in (0, 1], 1 / standing (scaled): larger is kept first.
+        float64 ``[N]`` in [0, 1], ``1 / standing``, scaled.
     """
     total = sum(shares)
     ranks = _places(torch.stack([order.double() for order in orders]), candidates).double() + 1
@@ -91,13 +109,17 @@ def interleave(
 
 
 def _places(orders: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
-    """int32 ``[k, N]``: each candidate's place in each order (float ``[k, N]``), from 0 for the largest, among equals the
-    newer first; N for other blocks."""
+    """Each candidate's place in each order.
+
+    Args:
+        orders: float ``[k, N]``.
+        candidates: bool ``[N]``.
+
+    Returns:
+        int32 ``[k, N]``: 0 for the largest, among equals the newer; N for blocks that are no candidates.
+    """
     lengths = torch.full((len(orders),), orders.shape[1], dtype=torch.int64, device=orders.device)
     return reservoir.ranks(orders.double(), candidates.expand(orders.shape), lengths)
-
-
-SELECTORS = ("top-k", "exponential-keys", "sequential-poisson", "core-sampled")
 
 
 def select(

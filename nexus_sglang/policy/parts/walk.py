@@ -19,17 +19,18 @@ def window_weights(
     walk_weight: float,
     recency_eps: float,
 ) -> torch.Tensor:
-    """Mean of the normalised rows + ``walk_weight`` * :func:`walk` + a ramp in favour of the newer, in one launch on a GPU.
+    """Mean of the normalised rows, plus the walk, plus a tie-break for the newer; one launch on a GPU.
 
     Args:
         rows: float ``[W, N]``, not normalised, oldest query first.
         candidates: bool ``[N]``; other blocks take no part in rows and walk.
         steps: rows the walk takes, the newest.
-        walk_weight: factor of the walk.
-        recency_eps: what the ramp adds to the newest block; it grows from 0 at the oldest.
+        walk_weight: factor of :func:`walk`.
+        recency_eps: what the newest block gains; the gain falls evenly to 0 at the oldest.
 
     Returns:
         float64 ``[N]``.
     """
-    window, blocks = (torch.full((1,), n, dtype=torch.int64, device=rows.device) for n in rows.shape)
-    return walk_weights(rows[None], window, blocks, candidates[None], steps, walk_weight, recency_eps)[0]
+    window = torch.full((1,), rows.shape[0], dtype=torch.int64, device=rows.device)
+    length = torch.full((1,), rows.shape[1], dtype=torch.int64, device=rows.device)
+    return walk_weights(rows[None], window, length, candidates[None], steps, walk_weight, recency_eps)[0]
