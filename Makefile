@@ -5,12 +5,22 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+PORT ?= 30000
 
 BIN := $(VENV)/bin
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore $(BIN)/python -m pip install -q --progress-bar off
 KEY := $(shell cat constraints.txt pyproject.toml | sha256sum | cut -c1-12)
 STAMP := $(VENV)/.complete-$(KEY)
 UNFINISHED := $(VENV)/.unfinished
+
+# A prompt of about 600 tokens, of which half may stay; the answer's report lists which blocks went.
+define REQUEST
+curl -s http://127.0.0.1:$(PORT)/v1/chat/completions -H 'Content-Type: application/json' -d '{
+  "model": "default", "max_tokens": 64, "return_meta_info": true,
+  "custom_params": {"kv_budget": 0.5, "kv_trace": true},
+  "messages": [{"role": "user", "content": "'"$$(seq -s ', ' 1 200)"'. Which number comes last?"}]}'
+endef
+export REQUEST
 
 .PHONY: setup develop model demo serve test test-slow lint patches docs help
 
@@ -50,8 +60,14 @@ model: setup
 demo: setup
 	@$(BIN)/python examples/demo.py $(ARGS)
 
+# Serves until it is stopped. ARGS are further flags of SGLang or of ours; the last one of a kind counts.
 serve: setup
-	@$(BIN)/nexus-sglang serve $(ARGS)
+	@model=$$($(BIN)/nexus-sglang model smollm2-135m) && \
+	  printf '%s\n' "Serving $$model with --kv-policy nexus on port $(PORT), until Ctrl-C." \
+	    "When the log says that the server is ready, try this in another terminal:" "" "$$REQUEST" "" && \
+	  exec $(BIN)/python -m sglang.launch_server --model-path "$$model" --host 127.0.0.1 --port $(PORT) \
+	    --max-total-tokens 16384 --chunked-prefill-size 4096 --max-running-requests 4 \
+	    --kv-policy nexus --kv-budget 0.2 $(ARGS)
 
 test: setup
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "not slow and not gpu" $(ARGS)
@@ -65,7 +81,7 @@ lint: setup
 
 # After hooks were added or moved: what the hooked functions look like now.
 patches: setup
-	@$(BIN)/python -W ignore -c 'from nexus_sglang.sglang_plugin import hook_table, installer; print(installer.record(hook_table.ALL), end="")' > patches/.new
+	@$(BIN)/python -W ignore -c 'from nexus_sglang.sglang_plugin.hook_table import record; print(record(), end="")' > patches/.new
 	@mv patches/.new patches/sglang-0.5.23.json
 
 # What documents show of the code, written from the code.

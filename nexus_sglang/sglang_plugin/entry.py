@@ -17,7 +17,7 @@ def register() -> None:
     from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
     from sglang.srt.entrypoints.engine import Engine
 
-    installer.install(hook_table.LAUNCH)
+    installer.install(hook_table.LAUNCH, hook_table.LAUNCH_REPLACES)
     Engine.server_args_class = flags.engine_args
     Engine.server_args = flags.ReadyMadeArgs()
     register_resolution_hook("handle_attention_backend_compatibility")(refusals.choose_backend)
@@ -35,7 +35,7 @@ def install_serving_hooks() -> None:
     """Hook everything that serving with a policy needs, and register our core of the radix tree."""
     from sglang.srt.mem_cache.unified_cache.tree_core_registry import get_tree_core_factory, register_tree_core_backend
 
-    installer.install(hook_table.SERVE)
+    installer.install(hook_table.SERVE, hook_table.SERVE_REPLACES, hook_table.OVERRIDING)
     if get_tree_core_factory("nexus") is None:
         register_tree_core_backend("nexus", _tree_core)
 

@@ -1,7 +1,13 @@
-"""Hook SGLang's functions, and refuse to serve unless every hook fits.
+"""Hook SGLang's functions, and refuse to serve unless everything that we change in SGLang still fits.
 
 SGLang only logs a plugin or a hook that fails. Serving with half of the hooks would give wrong answers or fill the
 cache without a word, so each process remembers what it installed and checks exactly that.
+
+Three kinds of change are recorded in ``patches/``, with fingerprints of the functions they depend on:
+
+- hooked: a function runs our code before, after or around its own
+- replaced: an attribute of a class or of a built object is ours; recorded are the functions that read it
+- overridden: a class of ours inherits from one of SGLang's and defines a method anew
 """
 
 from __future__ import annotations
@@ -12,6 +18,7 @@ import inspect
 import json
 import logging
 import pkgutil
+import sys
 from collections.abc import Callable, Iterable
 from importlib import resources
 from typing import Any, NamedTuple
@@ -36,16 +43,54 @@ class Hook(NamedTuple):
     function: Callable
 
 
-_installed: list[Hook] = []
-"""What this process has hooked."""
+class Replaced(NamedTuple):
+    """One attribute that is replaced.
+
+    Attributes:
+        attribute: dotted name below ``sglang.srt``, or of FlashInfer; an attribute of objects stands under their class.
+        read_by: functions that read it in the way that the replacement is written for.
+        strict: whether a changed body of theirs is refused, because nothing else would notice; else it is a warning.
+    """
+
+    attribute: str
+    read_by: tuple[str, ...]
+    strict: bool = False
 
 
-def install(hooks: Iterable[Hook]) -> None:
-    """Register hooks with SGLang, which puts them in place when it has loaded all plugins."""
+class Misfit(NamedTuple):
+    """A function of SGLang that is not what it was when our code was written for it.
+
+    Attributes:
+        target: its full name.
+        text: what is wrong, as a sentence that begins with the name.
+        edited: only its body has changed, so our code may still fit.
+    """
+
+    target: str
+    text: str
+    edited: bool = False
+
+
+_hooks: list[Hook] = []
+_replaced: list[Replaced] = []
+_overriding: list[str] = []
+"""What this process has installed."""
+
+
+def install(hooks: Iterable[Hook], replaced: Iterable[Replaced] = (), overriding: Iterable[str] = ()) -> None:
+    """Register hooks with SGLang, which puts them in place when it has loaded all plugins.
+
+    Args:
+        hooks: what to register.
+        replaced: attributes that the caller or these hooks replace.
+        overriding: our classes that are used from now on and inherit from SGLang's, as dotted names in this package.
+    """
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # SGLang is imported by SGLang's processes only
 
+    _replaced.extend(replaced)
+    _overriding.extend(overriding)
     for hook in hooks:
-        _installed.append(hook)  # first: a hook that cannot be registered has to be missed by the check
+        _hooks.append(hook)  # first: a hook that cannot be registered has to be missed by the check
         HookRegistry.register(_full(hook.target), hook.function, HookType(hook.how))
 
 
@@ -58,10 +103,10 @@ def install_late(hooks: Iterable[Hook]) -> None:
 
 
 def fingerprint(target: str) -> dict[str, Any]:
-    """What a function of SGLang looks like without hooks.
+    """What a function looks like without hooks.
 
     Args:
-        target: dotted name below ``sglang.srt``.
+        target: dotted name below ``sglang.srt``, or of FlashInfer.
 
     Returns:
         ``parameters``, their names in order, and ``body``, the start of its source's SHA-256.
@@ -70,21 +115,45 @@ def fingerprint(target: str) -> dict[str, Any]:
         AttributeError, ImportError, OSError, TypeError: there is no such function, or it has no source.
     """
     found = pkgutil.resolve_name(_full(target))
+    found = found.fget if isinstance(found, property) else found
     function = inspect.unwrap(getattr(found, "__func__", found))  # a classmethod binds its class once hooked
     body = hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:16]
     return {"parameters": list(inspect.signature(function).parameters), "body": body}
 
 
+def overridden_by(name: str) -> list[str]:
+    """Targets of the methods that one of our classes defines anew.
+
+    Args:
+        name: dotted name of the class below this package.
+    """
+    cls = pkgutil.resolve_name(f"{__package__}.{name}")
+    targets = []
+    for method, value in vars(cls).items():
+        base = next((base for base in cls.__mro__[1:-1] if method in vars(base)), None)
+        if base is not None and (inspect.isfunction(value) or isinstance(value, property)):
+            targets.append(f"{base.__module__}.{base.__qualname__}.{method}".removeprefix("sglang.srt."))
+    return sorted(targets)
+
+
 def recorded() -> dict[str, Any]:
-    """Fingerprints of the hooked functions when the hooks were written (``patches/``), by target."""
+    """Fingerprints of when our code was written (``patches/``).
+
+    Returns:
+        ``hooked``: by target. ``replaced``: by attribute, then by reader. ``overridden``: by our class, then by target.
+    """
     name = f"sglang-{SGLANG_VERSION}.json"
     return json.loads(resources.files("nexus_sglang.patches").joinpath(name).read_text())
 
 
-def record(hooks: Iterable[Hook]) -> str:
-    """JSON of the fingerprints as they are now; ``make patches`` writes it after hooks were added or moved."""
-    seen = {hook.target: fingerprint(hook.target) for hook in hooks}
-    return json.dumps(dict(sorted(seen.items())), indent=1) + "\n"
+def record(hooks: Iterable[Hook], replaced: Iterable[Replaced], overriding: Iterable[str]) -> str:
+    """The fingerprints as they are now, as JSON: what ``make patches`` writes after hooks were added or moved."""
+    seen = {
+        "hooked": {hook.target: fingerprint(hook.target) for hook in sorted(hooks)},
+        "replaced": {one.attribute: {name: fingerprint(name) for name in one.read_by} for one in sorted(replaced)},
+        "overridden": {cls: {name: fingerprint(name) for name in overridden_by(cls)} for cls in sorted(overriding)},
+    }
+    return json.dumps(seen, indent=1) + "\n"
 
 
 def check_version() -> list[str]:
@@ -95,34 +164,66 @@ def check_version() -> list[str]:
     return [f"sglang {installed} is installed, the hooks fit {SGLANG_VERSION} only"]
 
 
-def check_hooks(hooks: Iterable[Hook]) -> list[str]:
-    """Whether these hooks are in place and fit the functions under them; problems in words.
+def misfits(hooks: Iterable[Hook], replaced: Iterable[Replaced] = (), overriding: Iterable[str] = ()) -> list[Misfit]:
+    """Functions that have changed since our code was written for them, whether or not they are hooked now."""
+    known = recorded()
+    found = []
+    for hook in hooks:
+        found += _compare(hook.target, known["hooked"].get(hook.target))
+    for one in replaced:
+        for name in one.read_by:
+            found += _compare(name, known["replaced"].get(one.attribute, {}).get(name), one.strict)
+    for cls in overriding:
+        for name, was in known["overridden"].get(cls, {}).items():
+            found += _compare(name, was)
+    return list(dict.fromkeys(found))  # one function may read several attributes
 
-    A function whose body alone has changed is a warning in the log.
+
+def _compare(target: str, was: dict[str, Any] | None, strict: bool = False) -> list[Misfit]:
+    """One function with its record.
+
+    Args:
+        target: see :func:`fingerprint`.
+        was: its recorded fingerprint; None for none.
+        strict: whether a changed body is more than an edit.
     """
+    full = _full(target)
+    if not full.startswith("sglang.") and full.split(".")[0] not in sys.modules:
+        return []  # FlashInfer, which this process does not use
+    try:
+        now = fingerprint(target)
+    except (AttributeError, ImportError, OSError, TypeError) as err:
+        return [Misfit(full, f"{full} is gone ({err})")]
+    if was is None:
+        return [Misfit(full, f"{full} is not in the record: run `make patches`")]
+    if now["parameters"] != was["parameters"]:
+        text = f"{full} takes other parameters than in sglang {SGLANG_VERSION}: {now['parameters']}"
+        return [Misfit(full, text)]
+    if now["body"] != was["body"]:
+        return [Misfit(full, f"{full} was edited since sglang {SGLANG_VERSION}, our code may not fit", not strict)]
+    return []
+
+
+def check_hooks(
+    hooks: Iterable[Hook], replaced: Iterable[Replaced] = (), overriding: Iterable[str] = ()
+) -> list[str]:  # fmt: skip
+    """Whether these are in place and fit; problems in words. What was only edited is a warning in the log."""
     from sglang.srt.plugins.hook_registry import HookRegistry
 
     problems = check_version()
-    known = recorded()
-    for hook in hooks:
-        target = _full(hook.target)
-        try:
-            seen = fingerprint(hook.target)
-        except (AttributeError, ImportError, OSError, TypeError) as err:
-            problems.append(f"{target} is gone ({err})")
-            continue
-        if target not in HookRegistry._patched:
-            problems.append(f"{target} is not hooked")
-        if seen["parameters"] != known.get(hook.target, {}).get("parameters"):
-            problems.append(f"{target} takes other parameters than in sglang {SGLANG_VERSION}: {seen['parameters']}")
-        elif seen["body"] != known[hook.target]["body"]:
-            logger.warning("%s was edited since sglang %s; the hook may not fit", target, SGLANG_VERSION)
-    return problems
+    misfitting = misfits(hooks, replaced, overriding)
+    for misfit in misfitting:
+        if misfit.edited:
+            logger.warning(misfit.text)
+        else:
+            problems.append(misfit.text)
+    in_place = HookRegistry._patched | {misfit.target for misfit in misfitting if not misfit.edited}
+    return problems + [f"{target} is not hooked" for hook in hooks if (target := _full(hook.target)) not in in_place]
 
 
 def check_installed() -> list[str]:
-    """:func:`check_hooks` of everything this process has installed."""
-    return check_hooks(_installed)
+    """:func:`check_hooks` of everything that this process has installed."""
+    return check_hooks(_hooks, _replaced, _overriding)
 
 
 def refuse(problems: list[str]) -> None:
@@ -140,4 +241,4 @@ def refuse(problems: list[str]) -> None:
 
 
 def _full(target: str) -> str:
-    return f"sglang.srt.{target}"
+    return target if target.startswith("flashinfer.") else f"sglang.srt.{target}"

@@ -7,8 +7,10 @@ variable (``carrier``).
 from __future__ import annotations
 
 import argparse
+import inspect
 import os
 import sys
+from types import FrameType
 from typing import Any
 
 from nexus_sglang.config import FLAGS, NexusConfig
@@ -90,7 +92,8 @@ class ReadyMadeArgs:
     """``Engine.server_args``, set by ``Engine.__init__`` once plugins are loaded: refuses ``kv_*`` keywords beside a
     ``server_args`` that the caller made, where SGLang reads no other keyword and the engine would serve without eviction.
 
-    Looks at that function's own keywords, for the reason given in :func:`engine_args`.
+    Plugins are loaded by ``Engine.__init__`` itself, so no wrapper around that can see the keywords of the first engine
+    of a process. They are read in its frame, when it assigns this attribute (``hook_table.LAUNCH_REPLACES``).
     """
 
     def __get__(self, engine, owner=None):
@@ -101,14 +104,35 @@ class ReadyMadeArgs:
         return vars(engine)["server_args"]
 
     def __set__(self, engine, value):
-        given = sys._getframe(1).f_locals.get("kwargs") or {}
+        given = _keywords_of_engine(sys._getframe(1))
         stray = [f"{name}={given[name]!r}" for name in (flag.keyword for flag in FLAGS) if given.get(name) is not None]
-        if "server_args" in given and stray:
+        if stray:
             raise ConfigError(
                 f"sgl.Engine(server_args=..., {', '.join(stray)}): SGLang reads no other keyword beside server_args. "
                 f"Give the server's arguments as keywords too: sgl.Engine(model_path=..., {', '.join(stray)})"
             )
         vars(engine)["server_args"] = value
+
+
+def _keywords_of_engine(frame: FrameType) -> dict[str, Any]:
+    """Keywords of a call of ``Engine.__init__`` that was given ``server_args``; none for any other function.
+
+    Args:
+        frame: of the function that assigns ``Engine.server_args``. ``Engine.attach_tokenizer_worker`` does so as well,
+            and takes no settings.
+
+    Raises:
+        SelfCheckError: ``Engine.__init__`` does not take keywords as it did.
+    """
+    from sglang.srt.entrypoints.engine import Engine
+
+    if frame.f_code is not inspect.unwrap(Engine.__init__).__code__:
+        return {}
+    call = inspect.getargvalues(frame)
+    if call.keywords is None:
+        installer.refuse(["sgl.Engine(...) takes no free keywords, among which nexus-sglang looks for its own"])
+    given = call.locals[call.keywords]
+    return given if "server_args" in given else {}
 
 
 HOOKS = (
