@@ -91,7 +91,7 @@ class Evictor:
         row = ResidentRow.of(0, length, 0, size, length // size, padding, padding, positions)
         try:
             state = self.ledger.read(row.first_ids)
-            blocks = Blocks(row.index, row.index < 0, row.index, state, length, self.config.seed)
+            blocks = Blocks(row.numbers, row.numbers < 0, row.numbers, state, length, self.config.seed)
             for seen_from in (0, length):  # with the log-sum-exp of the queries, where there is one, and without
                 seen = row._replace(seen_from=seen_from)
                 evidence = measure(self.policy, self.window, self.buffers, seen, self.group)
@@ -230,7 +230,7 @@ class Evictor:
         # A forced block has not been judged: its state starts when it becomes a candidate.
         self.ledger.write(row.virtual, row.ordinal, *choice.weighing, judged=blocks.candidates[row.ordinal])
         self.table.evict(row.virtual[places], mapped=len(places))
-        self._record(seq, row.length, row.index[choice.ordinals], len(places))
+        self._record(seq, row.length, row.numbers[choice.ordinals], len(places))
         return len(places)
 
     def _describe(self, seq: RunningSequence, row: ResidentRow, head_end: int, recent_start: int) -> Blocks:
@@ -242,9 +242,9 @@ class Evictor:
             head_end: blocks that begin before this position are forced.
             recent_start: blocks that end after this position are forced.
         """
-        forced = forced_blocks(row.index, row.block_size, head_end, recent_start)
-        identity = seq.identities(row.length // row.block_size + 1, row.block_size, row.index.device)[row.index]
-        return Blocks(row.index, forced, identity, self.ledger.read(row.first_ids), row.length, self.config.seed)
+        forced = forced_blocks(row.numbers, row.block_size, head_end, recent_start)
+        identity = seq.identities(row.length // row.block_size + 1, row.block_size, row.numbers.device)[row.numbers]
+        return Blocks(row.numbers, forced, identity, self.ledger.read(row.first_ids), row.length, self.config.seed)
 
     def _require_numbers(self) -> None:
         """Ask the device, and wait, whether past events went well.

@@ -1,4 +1,4 @@
-"""What the evictor knows of one running request."""
+"""What the evictor knows of one running request, and what it remembers of its events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from nexus_sglang.device import download, upload
 
 from .block_map import BlockMap
 
-_ODD = np.uint64(0x9E3779B97F4A7C15)
+_PLACE = np.uint64(0x9E3779B97F4A7C15)
+_TOKEN = np.uint64(0xD6E8FEB86659FD93)
+_MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+"""Odd constants: two blocks differ in their hash when they differ in place, in a token, or in the order of tokens. The
+last step is the finaliser of SplitMix64, (shift, factor) and a shift by 31."""
 
 
 class EvictionEvent(NamedTuple):
@@ -22,12 +26,12 @@ class EvictionEvent(NamedTuple):
 
     Attributes:
         length: tokens of the sequence when it happened; later queries no longer see what went.
-        blocks: block numbers evicted, ascending.
+        blocks: numbers of the blocks that went, ascending. A tensor (int64 ``[k]``, on the device) until somebody asks.
         tokens: how many tokens that was.
     """
 
     length: int
-    blocks: list[int]
+    blocks: list[int] | torch.Tensor
     tokens: int
 
 
@@ -36,18 +40,26 @@ class RunningSequence:
     """A request that holds a row.
 
     Attributes:
-        rid: request id. row: its request row. final: tokens it may grow to.
+        rid: request id.
+        row: its request row.
+        final: tokens it may grow to.
         budget: tokens it may keep resident, after every clip.
-        pinned: leading tokens that are never evicted for this request's budget.
-        evictable: False when the request asked for no eviction. trace: remember which blocks each event took.
         token_ids: returns the sequence's token ids known so far.
-        budget_clipped, pin_clipped: more was asked for than the pool can grant.
-        floor: what it may hold above its budget, because of a protected prefix (set at each event).
-        prefill_left: prompt tokens still to be prefilled. thinned_in_prefill: evicted from between its chunks.
-        returned: it was evicted from, retracted, and holds a row again. peak: most tokens it ever held resident.
-        evictions, tokens_evicted: events so far, and the tokens they took; what was computed again may go again.
-        block_map: what the host knows of its row, or None.
-        report: what it held when it left its row, or None while it runs.
+        pinned: leading tokens that are never evicted for this request's budget.
+        evictable: False when the request asked for no eviction.
+        budget_clipped: it asked for a larger budget than the pool can grant.
+        pin_clipped: it asked for a longer pin than the pool can grant.
+        trace: remember which blocks each event took.
+        floor: tokens it may hold above its budget because of a protected prefix; set at each event.
+        prefill_left: prompt tokens still to be prefilled.
+        thinned_in_prefill: it was evicted from between the chunks of its prompt.
+        returned: it was evicted from, retracted, and holds a row again.
+        peak: most tokens it ever held resident.
+        over_budget: it has held more than it may, at least once.
+        evictions: events so far.
+        tokens_evicted: tokens they took; one that was computed again and went again counts twice.
+        block_map: what the host knows of its row; None before it was asked for.
+        report: what it held when it left its row; None while it runs.
     """
 
     rid: str
@@ -74,12 +86,23 @@ class RunningSequence:
     _identities: torch.Tensor | None = field(default=None, repr=False)
 
     def carry_over(self, before: RunningSequence) -> None:
-        """The same request held another row until it was retracted: what is told of it goes on from there."""
-        self.returned, self.peak, self.over_budget = before.evictions > 0, before.peak, before.over_budget
-        self.evictions, self.tokens_evicted, self._events = before.evictions, before.tokens_evicted, before._events
+        """The same request held another row until it was retracted: its record goes on from there."""
+        self.returned = before.evictions > 0
+        self.peak = before.peak
+        self.over_budget = before.over_budget
+        self.evictions = before.evictions
+        self.tokens_evicted = before.tokens_evicted
+        self._events = before._events
 
     def record(self, length: int, blocks: torch.Tensor, tokens: int, keep: bool) -> None:
-        """An event took place. ``blocks`` (int64 ``[k]``, perhaps on the device) are kept only where somebody will ask."""
+        """An event took place.
+
+        Args:
+            length: tokens of the sequence.
+            blocks: int64 ``[k]``, perhaps on the device, numbers of the blocks that went.
+            tokens: how many tokens went with them.
+            keep: whether somebody will ask which blocks went.
+        """
         self.evictions += 1
         self.tokens_evicted += tokens
         if keep:
@@ -87,46 +110,59 @@ class RunningSequence:
 
     @property
     def events(self) -> list[EvictionEvent]:
-        """What was evicted, oldest first, of a sequence that is traced; waits for the device."""
-        untold = [i for i, event in enumerate(self._events) if isinstance(event.blocks, torch.Tensor)]
-        if untold:
-            told = download(torch.cat([self._events[i].blocks for i in untold]))
-            for i, blocks in zip(untold, told.split([len(self._events[i].blocks) for i in untold]), strict=True):
+        """Events that were kept, oldest first, with lists of blocks. Fetches those that are on the device, with one wait."""
+        waiting = {i: event.blocks for i, event in enumerate(self._events) if isinstance(event.blocks, torch.Tensor)}
+        if waiting:
+            fetched = download(torch.cat(list(waiting.values())))
+            parts = fetched.split([len(blocks) for blocks in waiting.values()])
+            for i, blocks in zip(waiting, parts, strict=True):
                 self._events[i] = self._events[i]._replace(blocks=blocks.tolist())
         return self._events
 
     def identities(self, count: int, block_size: int, device: str | torch.device) -> torch.Tensor:
-        """int64 ``[count]`` on the device: :func:`block_identities` of the sequence's first blocks, each hashed once; 0
-        for blocks whose tokens are not all known yet (they are young, hence forced)."""
-        ids, known = self.token_ids(), self._identities
+        """:func:`block_identities` of the sequence's first blocks, each hashed once.
+
+        Args:
+            count: blocks wanted.
+            block_size: tokens per block.
+            device: where they are wanted; the same at every call.
+
+        Returns:
+            int64 ``[count]`` on the device; 0 for blocks whose tokens are not all known yet. Those are the newest, hence
+            forced.
+        """
+        ids = self.token_ids()
+        known = self._identities
         if known is None:
             known = torch.empty(0, dtype=torch.int64, device=device)
         if len(ids) // block_size > len(known):
-            known = torch.cat((known, upload(torch.from_numpy(block_identities(ids, block_size, len(known))), device)))
-            self._identities = known
+            new = torch.from_numpy(block_identities(ids, block_size, len(known)))
+            known = self._identities = torch.cat((known, upload(new, device)))
         return torch.nn.functional.pad(known, (0, max(0, count - len(known))))[:count]
 
 
 def block_identities(token_ids: Sequence[int], block_size: int, first: int = 0) -> np.ndarray:
-    """64-bit hashes of blocks: their tokens and where they stand, nothing else.
+    """64-bit hashes of blocks: of their tokens and where they stand, nothing else.
 
     Args:
-        token_ids: the sequence. block_size: tokens per block. first: number of the first block wanted.
+        token_ids: the sequence.
+        block_size: tokens per block.
+        first: number of the first block wanted.
 
     Returns:
         int64, one per block from ``first`` on whose tokens are all there.
     """
-    tokens = token_ids[first * block_size :]
-    tokens = np.asarray(tokens if isinstance(tokens, (array, np.ndarray)) else list(tokens), dtype=np.int64)
+    wanted = token_ids[first * block_size :]
+    tokens = np.asarray(wanted if isinstance(wanted, (array, np.ndarray)) else list(wanted), dtype=np.int64)
     whole = len(tokens) // block_size
     grid = tokens[: whole * block_size].reshape(whole, block_size).astype(np.uint64)
     place = np.arange(first + 1, first + whole + 1, dtype=np.uint64)
     powers = np.ones(block_size, dtype=np.uint64)
     with np.errstate(over="ignore"):
         for i in range(1, block_size):
-            powers[i] = powers[i - 1] * np.uint64(0xD6E8FEB86659FD93)
+            powers[i] = powers[i - 1] * _TOKEN
         mixed = ((grid + np.uint64(1)) * powers).sum(axis=1, dtype=np.uint64)
-        mixed = mixed ^ place * _ODD
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = mixed ^ place * _PLACE
+        for shift, factor in _MIX:
             mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
     return (mixed ^ (mixed >> np.uint64(31))).view(np.int64)

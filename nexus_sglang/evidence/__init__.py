@@ -1,1 +1,1 @@
-"""What policies judge by: the recent queries of each request, and their attention over resident blocks."""
+"""What is measured about the blocks of a sequence, from the last queries that were asked. Knows slots and policies."""

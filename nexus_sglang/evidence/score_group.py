@@ -15,13 +15,18 @@ from nexus_sglang.errors import RankMismatchError
 
 
 class ScoreGroup:
-    """One rank alone, and what several have in common.
+    """One rank alone; and what groups of several have in common.
 
     Results are the same bits on every rank: a maximum does not depend on the order, and sums are taken by each rank from
     the same gathered parts in the same order.
+
+    Attributes:
+        rank: this rank's number.
+        world: how many ranks there are.
     """
 
-    rank, world = 0, 1
+    rank: int = 0
+    world: int = 1
 
     def gather(self, part: torch.Tensor) -> torch.Tensor:
         """``[world, *shape]``: this tensor of every rank, in the order of ranks. Shapes must agree."""
@@ -43,11 +48,15 @@ class ScoreGroup:
         return self.total(part) / self.world if self.world > 1 else part
 
     def digests(self, text: str) -> list[str]:
-        """A hash of every rank's ``text``."""
+        """A hash of every rank's ``text``, in the order of ranks."""
         return [hashlib.sha256(text.encode()).hexdigest()]
 
     def require_same(self, what: str, text: str) -> None:
-        """Compare ``text`` between ranks; every rank must call this, and every rank raises.
+        """Compare a text between ranks; every rank must call this, and every rank raises.
+
+        Args:
+            what: what the text describes, for the message.
+            text: this rank's.
 
         Raises:
             RankMismatchError: saying what differs and which ranks agree with each other.
@@ -61,6 +70,7 @@ class ScoreGroup:
 
 
 ALONE = ScoreGroup()
+"""One rank that holds all heads."""
 
 
 class ProcessScores(ScoreGroup):
@@ -72,10 +82,13 @@ class ProcessScores(ScoreGroup):
     """
 
     def __init__(self, scores: dist.ProcessGroup, control: dist.ProcessGroup | None = None):
-        self.scores, self.control = scores, control or scores
-        self.rank, self.world = dist.get_rank(scores), dist.get_world_size(scores)
+        self.scores = scores
+        self.control = control or scores
+        self.rank = dist.get_rank(scores)
+        self.world = dist.get_world_size(scores)
 
     def _gather(self, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        """``[world, *shape]``: this tensor of every rank of ``group``."""
         out = torch.empty((self.world, *part.shape), dtype=part.dtype, device=part.device)
         dist.all_gather(list(out), part.contiguous(), group=group)
         return out

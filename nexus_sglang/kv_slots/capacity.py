@@ -13,16 +13,22 @@ REQUEST_SHARE = 1 / 16
 """Most of the pool's memory that query windows and rows may take where nobody chose ``--max-running-requests``. SGLang
 would admit 2,048 requests or more, whose windows can outweigh the pool of a large model."""
 FEWEST_REQUESTS = 64
-"""Requests that are admitted even where they take more than that."""
+"""Lower bound of the requests admitted, even above ``REQUEST_SHARE``."""
 SMALLEST_CHUNK = 32
 """Tokens; the smallest ``--chunked-prefill-size`` worth recommending."""
 
 
 def virtual_size(physical: int, config: NexusConfig, context_length: int, max_requests: int) -> int:
-    """Virtual ids to create for a pool of ``physical`` slots.
+    """Virtual ids to create for a pool.
 
-    Enough for every running request at full context and for the pool filled at the configured density,
-    but at most ``VIRTUAL_LIMIT`` times the pool (and always the pool plus one full context).
+    Enough for every running request at full context and for the pool filled at the configured density, but at most
+    ``VIRTUAL_LIMIT`` times the pool (and always the pool plus one full context).
+
+    Args:
+        physical: slots of the pool.
+        config: its budget says how many tokens a slot serves.
+        context_length: most tokens of a request.
+        max_requests: requests that may run at once.
     """
     density = config.budget.value if config.budget.is_fraction else min(1.0, config.budget.value / context_length)
     wanted = max(physical / density, context_length * max_requests)
@@ -30,12 +36,24 @@ def virtual_size(physical: int, config: NexusConfig, context_length: int, max_re
 
 
 def chunk_room(chunk: int, overlap: bool) -> int:
-    """Tokens in flight beside the resident ones: the next chunk is allocated before the last is evicted."""
+    """Slots that chunks take beside the resident tokens.
+
+    Args:
+        chunk: tokens of a prefill chunk.
+        overlap: whether the next chunk is allocated before the last is evicted from (SGLang's overlap schedule).
+    """
     return chunk * (2 if overlap else 1)
 
 
 def largest_budget(physical: int, config: NexusConfig, chunk: int, overlap: bool) -> int:
-    """The largest budget one sequence can be granted on this pool, in tokens."""
+    """The largest budget one sequence can be granted on this pool, in tokens.
+
+    Args:
+        physical: slots of the pool.
+        config: its block size.
+        chunk: tokens of a prefill chunk.
+        overlap: as for :func:`chunk_room`.
+    """
     return physical - chunk_room(chunk, overlap) - 2 * config.block_size
 
 
@@ -44,31 +62,55 @@ def request_memory(context_length: int, window: int, layers: int, heads: int, he
     compact row.
 
     Args:
-        heads, element: query heads on this rank, and bytes per number of theirs.
+        context_length: most tokens of a request.
+        window: queries kept.
+        layers: attention layers of the model.
+        heads: query heads on this rank.
+        head_dim: numbers per head.
+        element: bytes per number.
     """
     return window * layers * heads * (head_dim * element + 4) + 2 * 4 * context_length
 
 
-def affordable_requests(free: int, per_request: int) -> int:
-    """How many requests fit ``REQUEST_SHARE`` of ``free`` bytes, but no fewer than ``FEWEST_REQUESTS``."""
-    return max(FEWEST_REQUESTS, int(free * REQUEST_SHARE) // per_request - 1)
+def affordable_requests(pool_bytes: int, per_request: int) -> int:
+    """How many requests fit ``REQUEST_SHARE`` of some memory, but no fewer than ``FEWEST_REQUESTS``.
+
+    Args:
+        pool_bytes: the memory, in bytes.
+        per_request: what :func:`request_memory` says.
+    """
+    return max(FEWEST_REQUESTS, int(pool_bytes * REQUEST_SHARE) // per_request - 1)
 
 
 def side_memory(requests: int, per_request: int, virtual: int) -> int:
-    """Bytes that are allocated beside the KV pool: for requests (and SGLang's padding row), and per virtual id."""
+    """Bytes that are allocated beside the KV pool.
+
+    Args:
+        requests: requests that may run at once; SGLang has one row more, for padding.
+        per_request: what :func:`request_memory` says.
+        virtual: virtual ids.
+    """
     return (requests + 1) * per_request + VIRTUAL_ID_BYTES * virtual
 
 
 def require_pool(physical: int, config: NexusConfig, chunk: int, overlap: bool) -> None:
     """Refuse a pool on which no request could ever run.
 
+    Args:
+        physical: slots of the pool.
+        config: what budgets are made of.
+        chunk: tokens of a prefill chunk.
+        overlap: as for :func:`chunk_room`.
+
     Raises:
         ConfigError: with the arithmetic.
     """
     smallest = config.budget_tokens(0) if config.budget.is_fraction else config.budget_tokens(1)
-    room, slack = chunk_room(chunk, overlap), 2 * config.block_size
+    room = chunk_room(chunk, overlap)
+    slack = 2 * config.block_size
     if physical < smallest + room + slack:
-        chunks, left = f"2 x {chunk}" if overlap else f"{chunk}", physical - smallest - slack
+        chunks = f"2 x {chunk}" if overlap else f"{chunk}"
+        left = physical - smallest - slack
         if left >= chunk_room(SMALLEST_CHUNK, overlap):
             lower = f"--chunked-prefill-size, for example to {max(SMALLEST_CHUNK, left // 4)}"
         else:

@@ -22,7 +22,7 @@ class ResidentRow(NamedTuple):
         positions: int64 ``[T]``, ascending, positions in the sequence.
         ordinal: int64 ``[T]``, ascending, which of the N blocks each token is in.
         starts: int32 ``[N + 1]``, which token each block begins with, and T.
-        index: int64 ``[N]``, ascending, block numbers (position // block size).
+        numbers: int64 ``[N]``, ascending, each block's index in the sequence (position // block size).
     """
 
     row: int
@@ -34,7 +34,7 @@ class ResidentRow(NamedTuple):
     positions: torch.Tensor
     ordinal: torch.Tensor
     starts: torch.Tensor
-    index: torch.Tensor
+    numbers: torch.Tensor
 
     @classmethod
     def of(
@@ -56,13 +56,13 @@ class ResidentRow(NamedTuple):
         block = positions // block_size
         ordinal = torch.nn.functional.pad((block[1:] != block[:-1]).cumsum(0), (1, 0))
         starts = block_starts(ordinal, blocks)
-        index = block[starts[:-1].long()]
-        return cls(row, length, seen_from, block_size, virtual, slots, positions, ordinal, starts, index)
+        numbers = block[starts[:-1].long()]
+        return cls(row, length, seen_from, block_size, virtual, slots, positions, ordinal, starts, numbers)
 
     @property
     def blocks(self) -> int:
         """N, known to the host."""
-        return len(self.index)
+        return len(self.numbers)
 
     @property
     def first_ids(self) -> torch.Tensor:

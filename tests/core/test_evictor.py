@@ -29,7 +29,7 @@ def test_budget_sinks_and_recent_window_hold(policy):
 
 
 def test_twenty_decode_evictions_move_the_kept_set():
-    """S5: at the budget, one block goes for each block gained, and not always the same."""
+    """At the budget, one block goes for each block gained, and not always the same."""
     b = bench()
     seq = b.sequence(1, 100, budget=80)
     b.evictor.after_prefill(seq, 0, 0)
@@ -45,7 +45,7 @@ def test_twenty_decode_evictions_move_the_kept_set():
 
 
 def test_chunks_between_which_the_prompt_is_thinned():
-    """S7: the budget holds after each chunk, and sinks are those of the sequence."""
+    """The budget holds after each chunk, and sinks are those of the sequence."""
     b = bench()
     seq = b.sequence(1, 100, budget=80)
     for end in (100, 200, 300, 400):
@@ -142,7 +142,7 @@ def test_ledger_follows_the_slots():
     assert (~torch.isnan(b.ledger.weight[b.rows.virtual(1)])).sum() == known.sum() - 3
 
 
-def test_what_is_told_of_a_request_goes_on_after_a_retraction():
+def test_the_record_of_a_request_goes_on_after_a_retraction():
     b = bench()
     seq = b.sequence(1, 300, budget=80)
     seq.peak = 300
@@ -218,7 +218,7 @@ def test_a_policy_that_cannot_digest_padding_does_not_stop_the_server(caplog):
     assert "warm-up" in caplog.text and "no evidence" in caplog.text
 
 
-def told(monkeypatch) -> list[bool]:
+def lse_given(monkeypatch) -> list[bool]:
     """Whether each call of the attention kernel from now on was given a log-sum-exp."""
     given, attend = [], head_reduction.block_attention_rows
 
@@ -231,8 +231,8 @@ def told(monkeypatch) -> list[bool]:
 
 
 @pytest.mark.parametrize("policy", ["nexus", "h2o", "morphkv"])
-def test_a_backend_that_tells_the_log_sum_exp_changes_no_choice(policy, monkeypatch):
-    given, events = told(monkeypatch), []
+def test_a_backend_that_reports_the_log_sum_exp_changes_no_choice(policy, monkeypatch):
+    given, events = lse_given(monkeypatch), []
     for with_lse in (False, True):
         b = bench(policy, layers=2, with_lse=with_lse)
         seq = b.sequence(1, 300, budget=80, prefill_left=100)
@@ -251,7 +251,7 @@ def test_a_backend_that_tells_the_log_sum_exp_changes_no_choice(policy, monkeypa
 
 def test_a_log_sum_exp_over_other_keys_is_not_used(monkeypatch):
     """The row was read anew, or evicted from, since the oldest query of the window."""
-    given, b = told(monkeypatch), bench(with_lse=True)
+    given, b = lse_given(monkeypatch), bench(with_lse=True)
     seq = b.sequence(1, 300, budget=80)
     b.rows.rebuild(1)  # as after every chunk, when the tree takes the tokens: which may be others' now
     b.evictor.after_prefill(seq, protected=0, room=0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import traceback
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,10 +17,18 @@ import nexus_sglang
 from nexus_sglang import kernels
 
 DEVICE = torch.device("lazy:0")
-_OURS = tuple(str(Path(package.__file__).parent) for package in (nexus_sglang, kernels))
+_OURS = tuple(str(Path(package.__path__[0])) for package in (nexus_sglang, kernels))
 _ops = torch.ops.aten
-WAITS = {_ops._local_scalar_dense, _ops.nonzero, _ops.unique_consecutive, _ops._unique2, _ops.masked_select, _ops.equal,
-         _ops.bincount, _ops.is_nonzero}  # fmt: skip
+WAITS = {
+    _ops._local_scalar_dense,
+    _ops.nonzero,
+    _ops.unique_consecutive,
+    _ops._unique2,
+    _ops.masked_select,
+    _ops.equal,
+    _ops.bincount,
+    _ops.is_nonzero,
+}
 """Operations that make the host wait on a real device: their value or their shape comes from it."""
 
 REFERENCES = {"compact_rows._compact_torch", "page_table._unmap_torch", "walk_weights._walk_torch"}
@@ -30,7 +39,7 @@ class Far(torch.Tensor):
     """A tensor on the pretended device around one on the CPU."""
 
     @staticmethod
-    def __new__(cls, near: torch.Tensor):
+    def __new__(cls, near: torch.Tensor) -> Far:
         return torch.Tensor._make_wrapper_subclass(
             cls,
             near.shape,
@@ -40,17 +49,17 @@ class Far(torch.Tensor):
             device=DEVICE,
         )
 
-    def __init__(self, near: torch.Tensor):
+    def __init__(self, near: torch.Tensor) -> None:
         self.near = near
 
-    def __repr__(self) -> str:
+    def __repr__(self) -> str:  # type: ignore[override]
         return f"Far({self.near})"
 
     def tolist(self) -> list:
         return self.cpu().tolist()
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         raise AssertionError("used outside of PretendDevice")
 
 
@@ -61,17 +70,18 @@ class PretendDevice(TorchDispatchMode):
         waits: where the host waited so far, as ``file.function``.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.waits: list[str] = []
 
     def _wait(self) -> None:
+        """Note where the host waits, unless it is in a reference that no GPU runs."""
         frames = [frame for frame in traceback.extract_stack() if frame.filename.startswith(_OURS)]
         where = f"{Path(frames[-1].filename).stem}.{frames[-1].name}" if frames else "test"
         if where not in REFERENCES:
             self.waits.append(where)
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
         far = any(isinstance(x, Far) for x in tensors)
@@ -99,13 +109,17 @@ class PretendDevice(TorchDispatchMode):
             )
             if packet in WAITS or by_mask:
                 self._wait()
-        unwrap = lambda x: x.near if isinstance(x, Far) else x  # noqa: E731
-        near = func(*tree_map(unwrap, args), **tree_map(unwrap, kwargs))
+        near = func(*tree_map(_unwrap, args), **tree_map(_unwrap, kwargs))
         if not there:
             return near
         known = {id(x.near): x for x in tensors if isinstance(x, Far)}  # what was changed in place comes back itself
 
-        def wrap(x):
+        def wrap(x: Any) -> Any:
             return (known[id(x)] if id(x) in known else Far(x)) if isinstance(x, torch.Tensor) else x
 
         return tree_map(wrap, near)
+
+
+def _unwrap(x: Any) -> Any:
+    """What a tensor on the pretended device is made of."""
+    return x.near if isinstance(x, Far) else x
