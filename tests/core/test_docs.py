@@ -134,8 +134,8 @@ def test_the_policy_of_contributing_is_one(tmp_path, monkeypatch, capsys):
     (tmp_path / "my_policy.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "my_policy", raising=False)
-    probe(make_policy("my_policy:Loudest", {"decay": 0.9}))
-    assert cli.main(["policies", "my_policy:Loudest"]) == 0
+    probe(make_policy("my_policy:Peak", {"decay": 0.9}))
+    assert cli.main(["policies", "my_policy:Peak"]) == 0
     assert "an example" in capsys.readouterr().out
     importlib.invalidate_caches()
 
@@ -143,15 +143,24 @@ def test_the_policy_of_contributing_is_one(tmp_path, monkeypatch, capsys):
 # -- every command of the README and of the help is run by a test ---------------------------------------
 
 RUN_BY = {
+    "make setup": ".ci/run",
     "make demo": "tests/server/test_readme_commands.py::test_make_demo",
     "make test": ".ci/run",
     "nexus-sglang model": "tests/evaluation/test_cli.py::test_second_call_reuses_the_folder_and_stdout_is_only_the_path",
     "nexus-sglang policies": "tests/core/test_policy_registry.py::test_cli_lists_fields_defaults_and_sources",
     "nexus-sglang eval": "tests/server/test_readme_commands.py::test_eval_drives_a_running_server",
+    "sglang serve": "tests/server/test_readme_commands.py::test_sglang_serve_takes_the_same_flags",
     "python -m sglang.launch_server": "tests/server/test_serving.py::test_counters_show_that_it_runs",
 }
 """Command, without its arguments: the test that runs it, or the script."""
-COMING = {"nexus-sglang doctor", "make test-fast", "python -m build", "python -m pip", "examples/README.md"}
+COMING = {
+    "nexus-sglang doctor",
+    "make test-fast",
+    "make serve",
+    "python -m build",
+    "python -m pip",
+    "examples/README.md",
+}
 """Named before they are there; to be emptied."""
 
 
@@ -166,7 +175,8 @@ def program(command: str) -> str:
 
 
 def test_the_table_of_commands_is_complete(helps):
-    named = {program(command) for command in docs.block_commands(PAGES["README.md"])}
+    readme = PAGES["README.md"]
+    named = {program(command) for command in docs.block_commands(readme) + docs.inline_commands(readme)}
     named |= {f"nexus-sglang {name}" for name in helps if name.isalpha()}
     assert named - COMING == set(RUN_BY)
 

@@ -37,6 +37,15 @@ def test_the_request_of_the_readme_prints_such_a_report(ours, tmp_path):
     assert printed["resident"] <= printed["budget"] + 32 and printed["evicted"] > 1000
 
 
+def test_sglang_serve_takes_the_same_flags(model_path):
+    """Up to the check of the pool, which comes after the model was loaded in the scheduler's process."""
+    serve = "import sys; from sglang.cli.main import main; sys.argv[0] = 'sglang'; sys.exit(main())"
+    small = ("--kv-policy", "nexus", "--max-total-tokens", "700", "--chunked-prefill-size", "512")
+    command = [sys.executable, "-c", serve, "serve", "--model-path", model_path, *small]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert ended.returncode != 0 and "KV pool of 700 tokens is too small" in ended.stdout + ended.stderr
+
+
 def test_eval_drives_a_running_server(small_pool, tmp_path):
     words = ("--url", small_pool.url, "--budgets", "0.2,0.5", "--lengths", "512:1", "--tasks", "single-number")
     data = ("--data", str(ROOT / "examples" / "eval_data.jsonl"), "--out", "my-results")
