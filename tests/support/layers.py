@@ -53,13 +53,19 @@ class Import(NamedTuple):
 
 def package_sources() -> dict[str, str]:
     """The package as it is installed: ``kernels/`` and ``patches/`` of the repository root are part of it."""
-    sources = {}
-    for folder in (PACKAGE, "kernels", "patches"):
-        for path in (ROOT / folder).rglob("*.py"):
-            parts = path.relative_to(ROOT).with_suffix("").parts
-            parts = parts if folder == PACKAGE else (PACKAGE, *parts)
-            sources[".".join(parts).removesuffix(".__init__")] = path.read_text()
-    return sources
+    mapped = {
+        f"{PACKAGE}.{name}": text for folder in ("kernels", "patches") for name, text in sources_in(folder).items()
+    }
+    return sources_in(PACKAGE) | mapped
+
+
+def sources_in(folder: str) -> dict[str, str]:
+    """The modules of one folder of the repository."""
+    found = {}
+    for path in (ROOT / folder).rglob("*.py"):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        found[name.removesuffix(".__init__")] = path.read_text()
+    return found
 
 
 def room(module: str) -> str:
@@ -117,6 +123,16 @@ def circles(sources: dict[str, str], late: bool) -> list[str]:
     return [" <-> ".join(group) for group in sorted(groups)]
 
 
+def loads_engine(sources: dict[str, str], start: Iterable[str]) -> list[str]:
+    """Which of these modules load SGLang or FlashInfer when they are imported, by whatever they import."""
+    edges: dict[str, set[str]] = {}
+    for one in imports(sources):
+        if not one.late:
+            edges.setdefault(one.module, set()).add(one.target)
+    roots = {module: {name.split(".")[0] for name in _reachable(edges, module)} for module in start}
+    return [module for module in start if roots[module] & ENGINES]
+
+
 def policy_reaches(sources: dict[str, str]) -> list[str]:
     """A policy is understood from its own file: the rooms it may build on are few."""
     return [
@@ -159,10 +175,10 @@ def _targets(node: ast.Import | ast.ImportFrom, module: str, is_package: bool, s
 
 def _reachable(edges: dict[str, set[str]], start: str) -> set[str]:
     reached: set[str] = set()
-    waiting = list(edges[start])
+    waiting = list(edges.get(start, ()))
     while waiting:
         module = waiting.pop()
         if module not in reached:
             reached.add(module)
-            waiting.extend(edges[module])
+            waiting.extend(edges.get(module, ()))
     return reached
