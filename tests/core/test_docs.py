@@ -143,7 +143,6 @@ def test_the_policy_of_contributing_is_one(tmp_path, monkeypatch, capsys):
 # -- every command of the README and of the help is run by a test ---------------------------------------
 
 RUN_BY = {
-    "make setup": ".ci/run",
     "make demo": "tests/server/test_readme_commands.py::test_make_demo",
     "make test": ".ci/run",
     "nexus-sglang model": "tests/evaluation/test_cli.py::test_second_call_reuses_the_folder_and_stdout_is_only_the_path",
