@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -12,7 +13,7 @@ from nexus_sglang.errors import ConfigError
 
 from . import __version__
 from .evaluation import command as suite
-from .harness.models import MODELS, ModelError, ensure_model
+from .harness.models import MODELS, ModelError, cache_root, ensure_model
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -25,7 +26,12 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="nexus-sglang", description="KV-cache eviction inside SGLang's radix cache.")
     parser.add_argument("--version", action="version", version=f"nexus-sglang {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (_add_model, _add_policies, suite.add_command):  # each sets run=function(args) -> exit status
+    for add in (
+        _add_model,
+        _add_policies,
+        suite.add_command,
+        _add_doctor,
+    ):  # each sets run=function(args) -> exit status
         add(commands)
     args = parser.parse_args(argv)
     try:
@@ -76,6 +82,28 @@ def _default(field: dataclasses.Field) -> object:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return "(required)" if field.default is dataclasses.MISSING else field.default
+
+
+def _add_doctor(commands: argparse._SubParsersAction) -> None:
+    text = "look at this installation: versions, hooks, attention backend, kernels, memory; status 1 for a fault"
+    command = commands.add_parser("doctor", help=text, description=text)
+    command.add_argument("--json", action="store_true", help="print the report as JSON")
+    command.set_defaults(run=_doctor)
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    print("looking at SGLang and this machine, about half a minute", file=sys.stderr)
+    with contextlib.redirect_stdout(sys.stderr):  # what SGLang prints while it is imported
+        from .sglang_plugin import doctor  # imports torch and SGLang, for which no other command waits
+
+        findings = doctor.examine(cache_root())
+    faults = doctor.faults(findings)
+    if args.json:
+        report = {"faults": faults, "findings": [finding._asdict() for finding in findings]}
+        print(json.dumps(report, indent=1))
+    else:
+        print(doctor.as_text(findings))
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":

@@ -134,12 +134,29 @@ def refuse(args: Any, model: Any = None) -> None:
         {args.attention_backend, args.prefill_attention_backend, args.decode_attention_backend} - {None}
     ):
         refuse_backend(backend, args)
-    for variable, why in VARIABLES.items():
-        value = os.environ.get(variable, "")
-        if value.lower() in ("1", "true", "yes", "y"):
-            raise ConfigError(f"--kv-policy does not work with {variable}={value}: {why}. Recipe: unset it.")
+    for variable, why in refused_variables().items():
+        value = os.environ[variable]
+        raise ConfigError(f"--kv-policy does not work with {variable}={value}: {why}. Recipe: unset it.")
     if model is not None:
         refuse_model(model)
+
+
+def refused_variables() -> dict[str, str]:
+    """Those of :data:`VARIABLES` that are switched on, and why they are refused."""
+    on = ("1", "true", "yes", "y")
+    return {name: why for name, why in VARIABLES.items() if os.environ.get(name, "").lower() in on}
+
+
+def backend_with_reader(default: str, has_flashinfer: bool) -> str:
+    """The attention backend to use where nobody chose one.
+
+    Args:
+        default: what SGLang would use.
+        has_flashinfer: whether FlashInfer is installed and runs on this device.
+    """
+    if default in ATTENTION_BACKENDS:
+        return default
+    return "flashinfer" if has_flashinfer else "triton"
 
 
 def refuse_backend(backend: str, args: Any) -> None:
@@ -194,8 +211,8 @@ def choose_backend(server_args: Any, previous: Callable[[Any], None]) -> None:
         if resolution.is_attention_backend_not_set(resolution.resolving_view(server_args)):
             model, mla = resolution.model_config_of(server_args), resolution.use_mla_backend(server_args)
             default = resolution.get_default_attn_backend(server_args, mla, model)
-            if default not in ATTENTION_BACKENDS:
-                chosen = "flashinfer" if get_platform().has_flashinfer else "triton"
+            chosen = backend_with_reader(default, get_platform().has_flashinfer)
+            if chosen != default:
                 # Before SGLang's own step: that would also fit the page size to its default.
                 declare_resolution(server_args, "nexus", attention_backend=chosen)
                 logger.warning(
