@@ -1,9 +1,9 @@
 """What the host knows of a row's resident blocks without asking the device.
 
-Which blocks an event takes is decided on the device; how many, and how many tokens they hold, on the host. The host can
-say so as long as it knows that all candidates are whole. It reads a row's blocks once. After an event it no longer knows
-which candidates are left, but it knows how many, and that all of them are whole: they are *unknown* blocks. Sinks,
-protected prefix and recent window were no candidates, so they stay known.
+Which blocks an event takes is decided on the device; how many, and how many tokens they hold, on the host. The host
+can say so as long as it knows that all candidates are whole. It reads a row's blocks once. After an event it no longer
+knows which candidates are left, but it knows how many, and that all of them are whole: they are *unknown* blocks.
+Sinks, protected prefix and recent window were no candidates, so they stay known.
 """
 
 from __future__ import annotations

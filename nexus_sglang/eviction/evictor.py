@@ -1,10 +1,10 @@
 """When to evict, how much, and from which blocks. Joins policy, evidence and KV slots; knows no scheduler.
 
-Whether a sequence loses tokens, and how many, is decided from host numbers; which blocks go is decided on the device. In
-a decode step the host waits for nothing. It waits only where it does not know a row's blocks (``block_map.py``): at the
-first event after a prefill, and after others have changed the row. Such an event waits twice, for the positions of the
-row's tokens and for whether the policy's numbers were any good. Where blocks are not whole, because the eviction of
-another sequence has cut through them, the host also waits for their order.
+Whether a sequence loses tokens, and how many, is decided from host numbers; which blocks go is decided on the device.
+The host waits for the device only where it does not know a row's blocks (``block_map.py``): at the first event after a
+prefill, and after others have changed the row. Such an event waits twice, for the positions of the row's tokens and for
+whether the policy's numbers were any good. Where blocks are not whole, because the eviction of another sequence has cut
+through them, the host also waits for their order. All other events, hence nearly all of decode, wait for nothing.
 
 An event that clips the protected prefix rebuilds all rows. With tensor parallelism the ranks exchange scores once per
 kind of evidence, and in debug mode they compare their choice over the CPU.
@@ -130,8 +130,8 @@ class Evictor:
     def enforce(self, seq: RunningSequence, protected: int, slack: int) -> bool:
         """Evict this sequence down to its budget if it holds more than budget + ``slack`` tokens.
 
-        Where the protected prefix alone fills the budget, the sequence keeps ``NexusConfig.private_floor`` tokens of its
-        own beside it.
+        Where the protected prefix alone fills the budget, the sequence keeps ``NexusConfig.private_floor`` tokens of
+        its own beside it.
 
         Args:
             seq: the sequence.

@@ -110,7 +110,7 @@ class RunningSequence:
 
     @property
     def events(self) -> list[EvictionEvent]:
-        """Events that were kept, oldest first, with lists of blocks. Fetches those that are on the device, with one wait."""
+        """Events that were kept, oldest first, with lists of blocks. One wait for all that are still on the device."""
         waiting = {i: event.blocks for i, event in enumerate(self._events) if isinstance(event.blocks, torch.Tensor)}
         if waiting:
             fetched = download(torch.cat(list(waiting.values())))
@@ -128,8 +128,8 @@ class RunningSequence:
             device: where they are wanted; the same at every call.
 
         Returns:
-            int64 ``[count]`` on the device; 0 for blocks whose tokens are not all known yet. Those are the newest, hence
-            forced.
+            int64 ``[count]`` on the device; 0 for blocks whose tokens are not all known yet. Those are the newest,
+            hence forced.
         """
         ids = self.token_ids()
         known = self._identities

@@ -9,7 +9,7 @@ from nexus_sglang.kernels.block_attention import log_sum_exp
 from nexus_sglang.kernels.distinctiveness import block_distinctiveness, block_sums
 from nexus_sglang.kv_slots.kv_buffers import KVBuffers
 from nexus_sglang.kv_slots.resident_row import ResidentRow
-from nexus_sglang.policy.base import Evidence, Policy
+from nexus_sglang.policy.base import NOT_MEASURED, Evidence, Policy
 
 from .head_reduction import HeadReduction
 from .query_window import QueryWindow
@@ -93,17 +93,17 @@ def measure(
     if norms:  # per token so far
         norms = [block_sums(torch.stack(norms, dim=1), tokens).T / tokens.clamp_min(1)]
     return Evidence(
-        attention.result() if policy.needs_attention else None,
-        _mean(norms, group),
-        _mean(distinct_keys, group),
-        expected.result()[0] if policy.needs_expected else None,
-        _mean(distinct_values, group),
+        attention=attention.result() if policy.needs_attention else NOT_MEASURED,
+        value_norm=_mean(norms, group) if policy.needs_values else NOT_MEASURED,
+        key_distinctiveness=_mean(distinct_keys, group) if policy.needs_keys else NOT_MEASURED,
+        expected=expected.result()[0] if policy.needs_expected else NOT_MEASURED,
+        value_distinctiveness=_mean(distinct_values, group) if policy.needs_distinct_values else NOT_MEASURED,
     )
 
 
-def _mean(terms: list[torch.Tensor], group: ScoreGroup) -> torch.Tensor | None:
-    """float ``[N]``: mean of ``[L, N]`` terms over layers and ranks; None where nothing was measured."""
-    return group.average(torch.cat(terms).mean(dim=0)) if terms else None
+def _mean(terms: list[torch.Tensor], group: ScoreGroup) -> torch.Tensor:
+    """float ``[N]``: mean of terms ``[L, N]`` over layers and ranks."""
+    return group.average(torch.cat(terms).mean(dim=0))
 
 
 def lse_error(window: QueryWindow, buffers: KVBuffers, row: ResidentRow) -> float:

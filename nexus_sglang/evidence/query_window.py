@@ -66,8 +66,8 @@ class WindowQueries(NamedTuple):
         shape: of each layer.
         queries: ``[L, w, heads, head_dim]``, oldest first; ``w`` is at most W.
         positions: int64 ``[w]``, ascending, where each stands in the sequence.
-        lse: float32 ``[L, w, heads]``, natural log-sum-exp of each query's scores over today's resident tokens up to its
-            own position; None where nobody has computed that.
+        lse: float32 ``[L, w, heads]``, natural log-sum-exp of each query's scores over today's resident tokens up to
+            its own position; None where nobody has computed that.
     """
 
     shape: LayerShape
@@ -189,7 +189,7 @@ class QueryWindow:
         keep_queries(ring, queries.to(ring.dtype), plan.rows, plan.places, plan.tokens, lse_ring, lse)
 
     def warm_up(self) -> None:
-        """Store zeros in row 0, which is no request's, the way a prefill pass stores queries: its kernel is compiled."""
+        """Store zeros in row 0, which is no request's, as a prefill pass stores queries: its kernel is compiled."""
         plan = self.plan_extend([0], [0], [self.size], self.device)
         for group in self.groups:
             lse = torch.zeros(self.size, group.shape.heads, device=self.device) if group.lse is not None else None
@@ -238,8 +238,8 @@ class QueryWindow:
     def read(self, group: LayerGroup, row: ResidentRow, with_lse: bool = True) -> WindowQueries:
         """The queries that judge this row. Waits for nothing.
 
-        If every query in the window is recent enough to have attended to exactly today's resident tokens, the log-sum-exp
-        stored beside it is valid, and the keys need be read only once.
+        If every query in the window is recent enough to have attended to exactly today's resident tokens, the
+        log-sum-exp stored beside it is valid, and the keys need be read only once.
 
         Args:
             group: the layers.

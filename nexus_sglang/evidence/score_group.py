@@ -17,8 +17,8 @@ from nexus_sglang.errors import RankMismatchError
 class ScoreGroup:
     """One rank alone; and what groups of several have in common.
 
-    Results are the same bits on every rank: a maximum does not depend on the order, and sums are taken by each rank from
-    the same gathered parts in the same order.
+    Results are the same bits on every rank: a maximum does not depend on the order, and each rank takes sums from the
+    same gathered parts in the same order.
 
     Attributes:
         rank: this rank's number.

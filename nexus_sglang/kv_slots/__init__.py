@@ -1,1 +1,1 @@
-"""KV slots under virtual ids: page table, compact rows, block ledger, capacity arithmetic. Knows slots, not policies."""
+"""KV slots under virtual ids: page table, compact rows, block ledger, capacity arithmetic. Knows no policies."""

@@ -48,10 +48,9 @@ class ResidentRow(NamedTuple):
         slots: torch.Tensor,
         positions: torch.Tensor,
     ) -> ResidentRow:
-        """Find the blocks of these tokens, without waiting for the device.
+        """Find the blocks these tokens are in, without waiting for the device.
 
-        Args are the attributes of the same names, and:
-            blocks: how many blocks the tokens are in, as the host knows it.
+        ``blocks`` is how many there are, as the host knows it. Every other argument is the attribute of its name.
         """
         block = positions // block_size
         ordinal = torch.nn.functional.pad((block[1:] != block[:-1]).cumsum(0), (1, 0))

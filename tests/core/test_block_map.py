@@ -1,4 +1,4 @@
-"""What the host believes of a row's blocks, against the row, through prefills, events, holes and changing protection."""
+"""What the host believes of a row's blocks, against the row: prefills, events, holes and changing protection."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_the_host_is_right_whatever_happens(data):
 
 
 def test_blocks_with_holes_go_by_their_tokens():
-    """The cut counts tokens, and the host is told which blocks went."""
+    """The cut counts tokens, and the host learns which blocks went."""
     b = bench("streaming-llm")
     seq = b.sequence(1, 160, budget=80)
     punch(b, 1, [17, 18, 19, 20, 21, 22, 33])
@@ -109,10 +109,10 @@ def test_a_row_that_changed_without_growing_is_read_again():
     b = bench("streaming-llm")
     seq = b.sequence(1, 160, budget=80)
     b.evictor.after_prefill(seq, 0, 0)
-    live = b.rows.resident[1]
+    resident = b.rows.resident[1]
     heal(b, 1, 4)
-    punch(b, 1, [int(p) for p in b.rows.positions[1, :live] if 8 <= p < 130 and p >= 80][:4])
-    assert b.rows.resident[1] == live
+    punch(b, 1, [int(p) for p in b.rows.positions[1, :resident] if 8 <= p < 130 and p >= 80][:4])
+    assert b.rows.resident[1] == resident
     for length in range(161, 220):
         b.grow(1, length), b.evictor.after_decode(seq, lambda: 0)
         b.table.check_integrity(), b.rows.check_integrity()
@@ -167,7 +167,10 @@ def test_a_wrong_count_is_found_and_hands_out_no_slot_outside_of_the_pool():
 def test_debug_mode_notices_what_the_host_got_wrong():
     block_map = BlockMap(torch.arange(40), 4, 40, 0)
     block_map.remove_some(8, 32, 2)
-    gone = lambda *blocks: torch.tensor([p for p in range(40) if p // 4 not in blocks])  # noqa: E731
+
+    def gone(*blocks: int) -> torch.Tensor:
+        return torch.tensor([p for p in range(40) if p // 4 not in blocks])
+
     block_map.check_integrity(gone(2, 5))
     for wrong in (gone(2), gone(1, 2), gone(2, 5, 6), torch.cat((gone(2, 5)[:-1], torch.tensor([41])))):
         with pytest.raises(IntegrityError, match="4 unknown blocks of 4 from position 8"):

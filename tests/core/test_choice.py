@@ -1,4 +1,4 @@
-"""Which blocks go, against the rule in plain Python: the lowest first, of equals the older, until enough tokens are gone."""
+"""Which blocks go, against the rule in plain Python: lowest first, of equals the older, until enough are gone."""
 
 from __future__ import annotations
 

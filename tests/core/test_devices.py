@@ -1,4 +1,4 @@
-"""Every tensor of an eviction is on the table's device, and the host waits only where the evictor's docstring says so."""
+"""Every tensor of an eviction is on the table's device, and the host waits only where the evictor says it does."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class CpuArguments(TorchDispatchMode):
 
 
 def test_giving_out_ids_copies_nothing_from_the_host():
-    """PyTorch makes a number assigned by index a CPU tensor where the target is on CUDA, so no other device shows it."""
+    """PyTorch makes a number assigned by index a CPU tensor where the target is on CUDA; no other device shows it."""
     with FakeTensorMode(), CpuArguments() as given:
         for width in (0, 2):
             table, ledger = PageTable(64, 32, "cuda"), BlockLedger(64, width, "cuda")

@@ -176,7 +176,10 @@ def test_block_identity_is_content_and_place():
 def test_a_sequence_hashes_each_block_once():
     tokens = list(range(20))
     seq = RunningSequence("r", 1, 600, 80, token_ids=lambda: tokens)
-    whole = lambda: block_identities(tokens, 8).tolist()  # noqa: E731
+
+    def whole() -> list[int]:
+        return block_identities(tokens, 8).tolist()
+
     assert seq.identities(3, 8, "cpu").tolist() == [*whole(), 0]
     kept = seq._identities
     assert kept is not None and seq.identities(4, 8, "cpu").tolist() == [*whole(), 0, 0] and seq._identities is kept
@@ -271,9 +274,15 @@ def test_a_log_sum_exp_over_other_keys_is_not_used(monkeypatch):
     assert given[-1], "the row's next owner starts anew"
 
 
-@pytest.mark.parametrize("wrong", [
-    lambda lse: lse * math.log(2), lambda lse: lse.flip(1), lambda lse: lse + torch.tensor([3, 0]), lambda lse: lse * math.nan,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda lse: lse * math.log(2),
+        lambda lse: lse.flip(1),
+        lambda lse: lse + torch.tensor([3, 0]),
+        lambda lse: lse * math.nan,
+    ],
+)
 def test_a_wrong_log_sum_exp_is_found_in_debug_mode(wrong):
     """Another base, heads in another order, one head alone, no number."""
     b = bench(with_lse=True, layers=2)

@@ -71,11 +71,14 @@ def test_adopt_fills_holes_and_frees_the_rest():
     table.check_integrity()
 
 
-@pytest.mark.parametrize("damage, word", [
-    (lambda t: t.v2p.__setitem__(3, 5), "mapped"),
-    (lambda t: setattr(t, "free_physical", torch.cat((t.free_physical[1:], t.free_physical[-1:]))), "twice"),
-    (lambda t: setattr(t, "free_virtual", torch.cat((t.free_virtual[1:], t.free_virtual[-1:]))), "twice"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "damage, word",
+    [
+        (lambda t: t.v2p.__setitem__(3, 5), "mapped"),
+        (lambda t: setattr(t, "free_physical", torch.cat((t.free_physical[1:], t.free_physical[-1:]))), "twice"),
+        (lambda t: setattr(t, "free_virtual", torch.cat((t.free_virtual[1:], t.free_virtual[-1:]))), "twice"),
+    ],
+)
 def test_damage_is_found(damage, word):
     table = PageTable(16, 8)
     damage(table)

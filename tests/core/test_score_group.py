@@ -73,8 +73,10 @@ class Shard:
         shape = LayerShape(queries.shape[2], DIM, DIM**-0.5)
         self.window = QueryWindow(dict.fromkeys(range(LAYERS), shape), 3, 6, torch.float32, "cpu")
         self.pools = [torch.zeros(LAYERS, 513, *x.shape[2:]) for x in (keys, values)]
-        self.evictor = Evictor(self.config, policy, 400, self.table, self.rows, self.ledger, self.window,
-                               KVBuffers(*(pool.__getitem__ for pool in self.pools)), group)  # fmt: skip
+        buffers = KVBuffers(*(pool.__getitem__ for pool in self.pools))
+        self.evictor = Evictor(
+            self.config, policy, 400, self.table, self.rows, self.ledger, self.window, buffers, group
+        )
 
     def grow(self, length: int) -> None:
         before = self.rows.length[1]
@@ -88,7 +90,7 @@ class Shard:
             self.window.capture(layer, self.queries[layer, before:length], plan)
 
     def run(self) -> dict:
-        """Events of a prompt and its decode, tokens that stay, and a hash of every weight and memory of a block."""
+        """Events of a prompt and its decode, tokens that stay, and a hash of every weight and state of a block."""
         seq = RunningSequence("r", 1, END, 120, lambda: [7 * i % 101 for i in range(self.rows.length[1])])
         self.window.begin(1, 0)
         self.grow(PROMPT)
@@ -124,8 +126,11 @@ def rank_main(rank: int, port: int, folder: str) -> None:
     for suffix, key_heads in KEY_HEADS.items():
         for case in CASES:
             results[case + suffix] = Shard(case, key_heads, rank, group).run()
-    for name, broken in (("fault", lambda: Shard("snapkv", 4, rank, Unjoined(dist.group.WORLD)).run()),
-                         ("digest", lambda: group.require_same("the seed", f"seed {rank}"))):  # fmt: skip
+    faults = {
+        "fault": lambda: Shard("snapkv", 4, rank, Unjoined(dist.group.WORLD)).run(),
+        "digest": lambda: group.require_same("the seed", f"seed {rank}"),
+    }
+    for name, broken in faults.items():
         try:
             broken()
         except RankMismatchError as err:
@@ -149,7 +154,7 @@ def ranks(tmp_path_factory) -> list[dict]:
 @pytest.mark.parametrize("case", CASES)
 def test_ranks_keep_what_one_process_would(ranks, case, suffix):
     first, second = (results[case + suffix] for results in ranks)
-    assert first == second, "kept sets, events, and every weight and memory bit for bit"
+    assert first == second, "kept sets, events, and every weight and state bit for bit"
     whole = Shard(case, KEY_HEADS[suffix], None).run()
     assert len(whole["events"]) > 5
     assert (first["events"], first["kept"]) == (whole["events"], whole["kept"])

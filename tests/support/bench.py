@@ -23,7 +23,7 @@ BLOCK, SINK = 8, 8
 
 @dataclass
 class Bench:
-    """An evictor over a page table with layers of two heads. Keys depend on position only, and are the same in all layers.
+    """An evictor over a page table with layers of two heads. Keys depend on position only, the same in all layers.
 
     Attributes:
         policy: chooses.

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 import nexus_sglang
-from nexus_sglang import kernels
+import nexus_sglang.kernels as kernels
 
 DEVICE = torch.device("lazy:0")
 _OURS = tuple(str(Path(package.__path__[0])) for package in (nexus_sglang, kernels))
@@ -59,7 +59,9 @@ class Far(torch.Tensor):
         return self.cpu().tolist()
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         raise AssertionError("used outside of PretendDevice")
 
 
