@@ -9,9 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from tests.server.conftest import STRICT
 from tests.support.oracle import DenseMasked, worst_gap
-from tests.support.server import Server, nexus_of, output_ids
+from tests.support.server import STRICT, Server, nexus_of, output_ids
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,7 +6,7 @@ import tomllib
 import zipfile
 
 import nexus_sglang
-from tests.packaging.conftest import FILES, ROOT, SOURCES
+from tests.support.dist import FILES, ROOT, SOURCES
 
 DATA = {"nexus_sglang/py.typed", f"patches/sglang-{nexus_sglang.SGLANG_VERSION}.json"}
 

@@ -5,21 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.server import Server
-
-STRICT = {"NEXUS_SGLANG_DEBUG": "1", "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "2"}
-"""Our invariants after every pass, and SGLang's own accounting checked while it is busy."""
-
-WIDE = (
-    "--dtype",
-    "float32",
-    "--max-total-tokens",
-    "16384",
-    "--chunked-prefill-size",
-    "512",
-    "--max-running-requests",
-    "8",
-)
+from tests.support.server import STRICT, WIDE, Server
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""In bf16, to noise level: budget 1.0 against stock, and an evicted sequence against the dense-masked oracle (issue 2)."""
+"""In bf16, to noise level: budget 1.0 against stock, and an evicted sequence against the dense-masked oracle."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_evicted_logits_equal_the_oracle_to_noise(small_pool, model_path, tokeni
 
 
 def test_stock_refuses_what_is_longer_than_the_pool(model_path, tokenizer):
-    """The other half of S14."""
+    """What nexus serves in chunks that it evicts from, stock SGLang cannot hold."""
     import requests
 
     with Server(model_path, "--max-total-tokens", "2048", "--chunked-prefill-size", "256") as stock:

@@ -1,4 +1,4 @@
-"""The suite's full-cache baseline against Hugging Face: the same answers to 50 prompts (issue 4)."""
+"""The suite's full-cache baseline against Hugging Face: the same answers to 50 prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""At any density the logits equal dense attention with exactly the evicted keys masked (issue 2)."""
+"""At any density the logits equal dense attention with exactly the evicted keys masked."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_after_prefill_eviction_and_extend_on_it(ours, dense, tokenizer):
     reference = dense.logprobs(whole[:-1], held["trace"], 32, start=len(prompt) - 1)
     assert worst_gap(first, reference) < TOLERANCE
 
-    # S6: many new tokens at once on a prefix with holes; S8: their positions are logical.
+    # Many new tokens at once on a prefix with holes; their positions are those in the whole text.
     second_prompt = whole + text_ids(tokenizer, 150, seed=2)
     second = ours.generate(second_prompt, 32, **ASK)
     assert second["meta_info"]["cached_tokens"] == len(whole) - 1
@@ -46,7 +46,7 @@ def test_after_many_decode_evictions(ours, dense, tokenizer):
     whole = prompt + output_ids(answer)
     reference = dense.logprobs(whole[:-1], held["trace"], 32, start=len(prompt) - 1)
     assert worst_gap(answer, reference) < TOLERANCE
-    # S5: the kept set moves on; decoded blocks are evicted too.
+    # The kept set moves on; decoded blocks are evicted too.
     assert any(b * 32 >= len(prompt) for e in decode_events for b in e["blocks"])
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.conftest import STRICT
-from tests.support.server import Server, nexus_of, output_ids
+from tests.support.server import STRICT, Server, nexus_of, output_ids
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 FLAGS = ("--kv-budget", "64", "--kv-min-tokens", "32", "--kv-block-size", "8", "--kv-window", "6", "--kv-recent-tokens",

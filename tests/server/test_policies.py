@@ -7,8 +7,7 @@ import os
 import pytest
 
 from nexus_sglang.policy import POLICIES
-from tests.server.conftest import STRICT
-from tests.support.server import Server, nexus_of, output_ids, text_ids
+from tests.support.server import STRICT, Server, nexus_of, output_ids, text_ids
 
 pytestmark = pytest.mark.server
 POOL = ("--max-total-tokens", "4096", "--chunked-prefill-size", "512", "--max-running-requests", "4")

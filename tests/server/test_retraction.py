@@ -1,5 +1,7 @@
-"""S13: answers that together outgrow the pool. Where stock SGLang takes requests back, nexus takes back fewer; and those that
-are taken back say the same."""
+"""Answers that together outgrow the pool.
+
+Where stock SGLang retracts requests, nexus retracts fewer; and those that it retracts say the same in the end.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.server.conftest import STRICT
-from tests.server.test_sharing import healthy
-from tests.support.server import Server, output_ids, text_ids
+from tests.support.server import STRICT, Server, healthy, output_ids, text_ids
 
 pytestmark = pytest.mark.server
 
@@ -46,7 +46,7 @@ def test_fewer_retractions_than_stock_on_the_same_pool(model_path, tokenizer):
 
 
 def test_forced_retraction_gives_the_same_answers(model_path, tokenizer):
-    """S13, S21: retracted requests come back to the reduced cache and say the same."""
+    """Retracted requests come back to the reduced cache and say the same."""
     flags = ("--kv-policy", "nexus", "--dtype", "float32", "--max-total-tokens", "8192", "--chunked-prefill-size",
              "128", "--max-running-requests", "4")  # fmt: skip
     prompts = [text_ids(tokenizer, 500, seed=330 + i) for i in range(4)]

@@ -1,4 +1,4 @@
-"""The promises of serving: equal to stock where nothing is evicted, shared prefixes, scenarios S1, S4, S9, S17-S20."""
+"""The promises of serving: equal to stock where nothing is evicted, shared prefixes, slots that come back, refusals."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import requests
 
-from tests.server.conftest import WIDE
-from tests.support.server import Server, nexus_of, output_ids, text_ids
+from tests.support.server import WIDE, Server, nexus_of, output_ids, text_ids
 
 pytestmark = pytest.mark.server
 
@@ -64,7 +63,7 @@ def test_shared_prefix_is_matched_whole_and_stored_once(ours, tokenizer):
 
 
 def test_evicted_slots_come_back_at_once(ours, tokenizer):
-    """S1: n evicted tokens are n free physical slots, while the names stay."""
+    """Each evicted token is a free KV slot, while its virtual id stays taken."""
     ours.flush()
     empty = ours.info()
     held = nexus_of(ours.generate(text_ids(tokenizer, 1300, seed=60), 8))
@@ -75,14 +74,14 @@ def test_evicted_slots_come_back_at_once(ours, tokenizer):
 
 
 def test_sinks_stay(ours, tokenizer):
-    """S4."""
+    """The first block of a sequence is never evicted."""
     for seed in range(70, 74):
         trace = nexus_of(ours.generate(text_ids(tokenizer, 900, seed), 40, custom={"kv_trace": True}))["trace"]
         assert trace and all(0 not in event["blocks"] for event in trace)
 
 
 def test_cold_warm_and_flushed(ours, tokenizer):
-    """S9: without eviction all three agree; with it cold and flushed agree, and the hit counter explains warm."""
+    """Without eviction all three agree. With it cold and flushed agree; a warm request evicts from what was kept before."""
     prompt = text_ids(tokenizer, 700, seed=80)
     for custom, exact in (({"kv_evict": False}, True), ({"kv_trace": True}, False)):
         ours.flush()
@@ -112,7 +111,7 @@ def test_alone_and_in_a_batch_keep_the_same_blocks(ours, tokenizer):
 
 
 def test_counters_show_that_it_runs(ours, tokenizer):
-    """S18, S20: the numbers are there, add up, and move when something is evicted."""
+    """The numbers are there, add up, and move when something is evicted."""
     before = ours.info()
     ours.generate(text_ids(tokenizer, 500, seed=95), 8)
     after = ours.info()
@@ -136,7 +135,7 @@ def test_bad_hint_is_refused_and_nothing_is_lost(ours, tokenizer):
 
 
 def test_ratio_and_count_budgets_per_request(ours, tokenizer):
-    """S19: a share and a count are both accepted, measured on real lengths, and never share a prefix."""
+    """A share and a count of tokens are both budgets, of the real length; requests of different budgets share no prefix."""
     ours.flush()
     prompt = text_ids(tokenizer, 1000, seed=97)
     for budget, tokens in ((0.5, 500), (300, 300), (0.2, 200)):
@@ -167,7 +166,7 @@ def test_without_a_policy_the_package_changes_nothing(model_path, tokenizer):
      ["KV pool of 700 tokens", "2 x 512", "--chunked-prefill-size"]),
 ])  # fmt: skip
 def test_refused_at_start(model_path, flags, words):
-    """S17: one clear error, before anything is served."""
+    """One clear error, before anything is served."""
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", model_path, *flags]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert ended.returncode != 0

@@ -1,4 +1,4 @@
-"""Shared prefixes, memory pressure and long prompts on a small pool, every invariant checked (issue 5, S2, S9-S16)."""
+"""Shared prefixes, memory pressure and long prompts on a small pool, every invariant checked."""
 
 from __future__ import annotations
 
@@ -9,18 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import requests
 
-from tests.support.server import Server, nexus_of, output_ids, text_ids
+from tests.support.server import healthy, nexus_of, output_ids, text_ids
 
 pytestmark = pytest.mark.server
-
-
-def healthy(server: Server) -> None:
-    """Alive, nothing leaked, every slot back after a flush."""
-    server.flush()
-    info = server.info()
-    assert info["physical_free"] == info["physical_capacity"] and info["virtual_free"] == info["virtual_capacity"]
-    log = server.text()
-    assert "hit an exception" not in log and "memory leak" not in log
 
 
 def test_eight_agents_share_a_system_prompt(ours, tokenizer):
@@ -63,7 +54,7 @@ def test_a_neighbour_over_budget_changes_nothing(ours, tokenizer):
 
 
 def test_salts_do_not_touch_each_other(ours, tokenizer):
-    """S12."""
+    """The same prompt under two cache salts: no token and no KV slot in common."""
     ours.flush()
     prompt = text_ids(tokenizer, 800, seed=230)
     one = ours.generate(prompt, 4, cache_salt="one")
@@ -95,7 +86,7 @@ def test_a_request_that_must_not_be_evicted_has_to_fit(tight, tokenizer):
 
 
 def test_cancel_storm_leaves_strangers_alone(ours, tokenizer):
-    """S10: shared prefix, cancels at 15 and 19 ms, retries, an unrelated request meanwhile; 15 of 15."""
+    """Shared prefix, cancels at 15 and 19 ms, retries, an unrelated request meanwhile; 15 of 15."""
     ours.flush()
     stranger = text_ids(tokenizer, 120, seed=250)
     solo = output_ids(ours.generate(stranger, 12))
@@ -123,7 +114,7 @@ def test_cancel_storm_leaves_strangers_alone(ours, tokenizer):
 
 
 def test_a_prompt_three_times_the_pool(tight, tokenizer):
-    """S14, S7: answered; the budget holds after every chunk; sinks are the sequence's."""
+    """It is answered; the budget holds after every chunk; the sinks are those of the sequence, not of each chunk."""
     answer = tight.generate(text_ids(tokenizer, 6000, seed=260), 24, custom={"kv_trace": True})
     held = nexus_of(answer)
     assert len(output_ids(answer)) == 24 and answer["meta_info"]["prompt_tokens"] == 6000
@@ -153,7 +144,7 @@ def test_beams_are_refused(tight):
 
 
 def test_abort_in_the_middle_of_a_chunked_prefill(tight, tokenizer):
-    """S11."""
+    """A client hangs up while its prompt is read; the next request finds nothing locked and nothing lost."""
     prompt = text_ids(tokenizer, 3000, seed=261)
     body = {"input_ids": prompt, "sampling_params": {"max_new_tokens": 8, "temperature": 0}, "stream": True}
     for seconds in (0.15, 0.4, 0.8):
@@ -167,7 +158,7 @@ def test_abort_in_the_middle_of_a_chunked_prefill(tight, tokenizer):
 
 
 def test_twelve_sub_agents_on_a_quarter_of_their_size(tight, tokenizer):
-    """S15: contexts of 4x the pool together; all finish, nothing stays locked."""
+    """Contexts that together are four times the pool: all finish, nothing stays locked."""
     rng = random.Random(3)
     prompts = [text_ids(tokenizer, rng.randint(550, 800), seed=270 + i) for i in range(12)]
     with ThreadPoolExecutor(12) as threads:
@@ -179,7 +170,7 @@ def test_twelve_sub_agents_on_a_quarter_of_their_size(tight, tokenizer):
 
 
 def test_two_sessions_stay_warm(tight, tokenizer):
-    """S16 at half size: two sessions of 1,500 tokens alternate on 2,048 slots; no turn re-prefills its prefix."""
+    """Two sessions of 1,500 tokens alternate on 2,048 slots; no turn re-prefills its prefix."""
     tight.flush()
     before = tight.info()
     sessions = [text_ids(tokenizer, 1500, seed=290 + i) for i in range(2)]

@@ -1,4 +1,4 @@
-"""300 mixed requests on a pool of 4,096 slots, every invariant checked at every step (issue 2)."""
+"""300 mixed requests on a pool of 4,096 slots, every invariant checked at every step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent alone answers like among its siblings: the system prompt is pinned by itself (issue 5, S2)."""
+"""An agent alone answers like among its siblings: the system prompt is pinned by itself."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import requests
 
-from tests.server.conftest import STRICT, WIDE
-from tests.server.test_sharing import healthy
-from tests.support.server import Server, prose, text_ids
+from tests.support.server import STRICT, WIDE, Server, healthy, prose, text_ids
 
 pytestmark = pytest.mark.server
 TOOL = {"type": "function", "function": {"name": "read_log", "description": "Reads a log.", "parameters": {}}}

@@ -11,8 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.server.conftest import STRICT
-from tests.support.server import Server, nexus_of, output_ids
+from tests.support.server import STRICT, Server, nexus_of, output_ids
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 FLAGS = ("--kv-policy", "nexus", "--dtype", "float32", "--max-total-tokens", "8192", "--chunked-prefill-size", "512",

@@ -7,7 +7,31 @@ from typing import Any
 
 from nexus_sglang.harness.server import Server, free_port
 
-__all__ = ["Server", "free_port", "nexus_of", "output_ids", "prose", "text_ids"]
+__all__ = ["STRICT", "WIDE", "Server", "free_port", "healthy", "nexus_of", "output_ids", "prose", "text_ids"]
+
+STRICT = {"NEXUS_SGLANG_DEBUG": "1", "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "2"}
+"""Our invariants after every pass, and SGLang's own accounting checked while it is busy."""
+
+WIDE = (
+    "--dtype",
+    "float32",
+    "--max-total-tokens",
+    "16384",
+    "--chunked-prefill-size",
+    "512",
+    "--max-running-requests",
+    "8",
+)
+"""Float32 and a pool that holds whole sessions."""
+
+
+def healthy(server: Server) -> None:
+    """Alive, nothing leaked, every slot back after a flush."""
+    server.flush()
+    info = server.info()
+    assert info["physical_free"] == info["physical_capacity"] and info["virtual_free"] == info["virtual_capacity"]
+    log = server.text()
+    assert "hit an exception" not in log and "memory leak" not in log
 
 
 def output_ids(answer: dict[str, Any]) -> list[int]:
