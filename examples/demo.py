@@ -23,11 +23,15 @@ from nexus_sglang.harness.server import Server, ServerError
 
 AGENT = Path(__file__).resolve().parent / "multi_turn_agent.py"
 BLOCK = 32
+"""Tokens a block."""
 CHUNK = 4096
-SETTINGS = (
-    "--max-total-tokens", "16384", "--chunked-prefill-size", str(CHUNK), "--max-running-requests", "4",
+"""Tokens prefilled at a time."""
+SERVER_FLAGS = (
+    *("--max-total-tokens", "16384"),
+    *("--chunked-prefill-size", str(CHUNK)),
+    *("--max-running-requests", "4"),
     "--enable-metrics",  # without it, answers do not carry their decode speed
-)  # fmt: skip
+)
 
 
 class DemoError(RuntimeError):
@@ -35,6 +39,7 @@ class DemoError(RuntimeError):
 
 
 def say(line: str = "") -> None:
+    """Print at once, as the agent's own output comes in between."""
     print(line, flush=True)
 
 
@@ -49,10 +54,15 @@ def policy_flags(budget: str | None) -> list[str]:
 def server(model: str, port: int, flags: list[str]) -> Iterator[Server]:
     """A running server, stopped on every way out.
 
+    Args:
+        model: folder or name.
+        port: 0 takes a free one.
+        flags: beside :data:`SERVER_FLAGS`.
+
     Raises:
         ServerError: it did not start.
     """
-    running = Server(model, *SETTINGS, *flags, port=port)
+    running = Server(model, *SERVER_FLAGS, *flags, port=port)
     say(f"$ python {' '.join(running.command[1:])}")
     begin = time.monotonic()
     try:
@@ -65,6 +75,14 @@ def server(model: str, port: int, flags: list[str]) -> Iterator[Server]:
 
 def run_agent(url: str, out: Path, replay: Path | None) -> list[dict[str, Any]]:
     """Play the session. Its table goes to our stdout.
+
+    Args:
+        url: of the server.
+        out: file for the numbers and replies of every turn.
+        replay: such a file of an earlier session, whose replies this one keeps to.
+
+    Returns:
+        The numbers of every turn.
 
     Raises:
         DemoError: the session failed.
@@ -121,7 +139,12 @@ def compare(nexus: list[dict[str, Any]], stock: list[dict[str, Any]]) -> str:
 def check(nexus: list[dict[str, Any]], stock: list[dict[str, Any]]) -> list[str]:
     """What does not hold, in words; empty when all is well.
 
-    The chunk in flight is what a turn prefills (prompt minus cached), at most one chunk.
+    At its peak a turn may hold its budget, one block, and the chunk in flight: what it prefills (prompt minus cached
+    tokens), at most :data:`CHUNK`.
+
+    Args:
+        nexus: turns of the session with eviction.
+        stock: the same turns without.
     """
     problems = []
     for a, b in zip(nexus, stock, strict=True):
@@ -144,7 +167,12 @@ def check(nexus: list[dict[str, Any]], stock: list[dict[str, Any]]) -> list[str]
 
 
 def demo(model: str, budget: str, port: int | None) -> int:
-    """Both sessions.
+    """Play both sessions and compare them.
+
+    Args:
+        model: folder or name.
+        budget: as ``--kv-budget``.
+        port: of both servers, which run one after the other; None takes free ones.
 
     Returns:
         0 when every check holds, else 1.
@@ -158,7 +186,7 @@ def demo(model: str, budget: str, port: int | None) -> int:
         say()
         say("2. The same session on stock SGLang (--kv-policy none).")
         say("   Same conversation: it keeps to the replies recorded in the first run, which are also put into this")
-        say("   server's cache, so prompts and cached names are identical token for token.")
+        say("   server's cache, so prompts and cached tokens are identical token for token.")
         with server(model, port or 0, policy_flags(None)) as running:
             stock = run_agent(running.url, work / "stock.json", work / "nexus.json")
     say()
@@ -177,6 +205,7 @@ def demo(model: str, budget: str, port: int | None) -> int:
 
 
 def facts(nexus: list[dict[str, Any]], stock: list[dict[str, Any]]) -> str:
+    """How many of the facts that were asked for each session found."""
     asked = sum(turn["fact_found"] is not None for turn in nexus)
     right, right_stock = (sum(bool(turn["fact_found"]) for turn in turns) for turns in (nexus, stock))
     return f"facts found: {right} of {asked} with eviction, {right_stock} of {asked} without"

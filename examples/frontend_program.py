@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import Any
 
 import sglang as sgl
-from multi_turn_agent import cell, service_log
+from service_log import service_log
 from sglang import RuntimeEndpoint
 
 QUESTIONS = (
@@ -23,7 +24,7 @@ QUESTIONS = (
 
 
 @sgl.function
-def read_log(s, context: str, questions: tuple[str, ...]):
+def read_log(s: Any, context: str, questions: tuple[str, ...]) -> None:
     """Three questions about one context, asked in parallel."""
     s += sgl.system("You answer questions about a log in one short sentence.")
     s += sgl.user_begin() + "Log:\n" + context + "\n\n"
@@ -54,8 +55,8 @@ def main(argv: list[str] | None = None) -> int:
         held = (meta.get("nexus") or [{}])[0]
         print(f"user:  {question}\nagent: {' '.join(answer.split())}")
         numbers = {"prompt": meta["prompt_tokens"], "cached": meta["cached_tokens"]}
-        numbers |= {key: held.get(key) for key in ("logical", "resident", "evicted")}
-        print("       " + ", ".join(f"{name} {cell(value)}" for name, value in numbers.items()))
+        numbers |= {key: held[key] for key in ("logical", "resident", "evicted") if key in held}
+        print("       " + ", ".join(f"{name} {value:,}" for name, value in numbers.items()))
     return 0
 
 

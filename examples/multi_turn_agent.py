@@ -11,30 +11,26 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import sys
 import urllib.request
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from openai import OpenAI, OpenAIError
+from service_log import service_log
 
 SYSTEM = "You are an operations assistant. You can call read_log and read_runbook. Answer in one short sentence."
-
-FACTS = {
-    12: "09:03:31 node-7 storage: disk /data is full, writes are refused",
-    28: "09:11:02 deploy: release 4.2 was rolled back by Mara Lindqvist",
-    44: "09:19:47 payments: the certificate of gateway Osprey expires on Friday",
-}
-"""Log line number -> the lines the later turns ask about."""
 
 
 class Turn(NamedTuple):
     """What the agent gets in one turn.
 
     Attributes:
-        question: what the user says. fact: what a good answer contains, or None.
-        tool, argument, result: the tool call before the question and its result, or None.
+        question: what the user says.
+        fact: what a good answer contains, or None.
+        tool: name of the tool that was called before the question, or None.
+        argument: of that call.
+        result: of that call.
     """
 
     question: str
@@ -42,21 +38,6 @@ class Turn(NamedTuple):
     tool: str | None = None
     argument: str | None = None
     result: str | None = None
-
-
-def service_log(lines: int = 62) -> str:
-    """The long tool result, about 2,000 tokens and the same every time."""
-    draw = random.Random(7)
-    out = []
-    for number in range(lines):
-        second = 15 * number
-        stamp = f"09:{second // 60:02d}:{second % 60:02d}"
-        usual = (
-            f"{stamp} node-{draw.randint(1, 6)} checkout: request {draw.randint(1000, 9999)} "
-            f"took {draw.randint(80, 900)} ms, status {draw.choice((200, 200, 200, 503))}"
-        )
-        out.append(FACTS.get(number, usual))
-    return "\n".join(out)
 
 
 TURNS = (
@@ -74,7 +55,11 @@ TURNS = (
 
 
 def ask(client: OpenAI, model: str, messages: list[dict[str, Any]], max_tokens: int) -> dict[str, Any]:
-    """One chat completion, as the numbers this program shows."""
+    """One chat completion.
+
+    Returns:
+        The numbers this program shows, the reply, and the token ids of prompt and reply.
+    """
     response = client.chat.completions.create(
         model=model,
         messages=messages,
@@ -115,6 +100,9 @@ def play(url: str, model: str, max_tokens: int, recording: list[dict[str, Any]] 
     """The whole session.
 
     Args:
+        url: of the server, without ``/v1``.
+        model: name to ask for.
+        max_tokens: longest reply.
         recording: turns of an earlier session. Its replies go into the conversation (and the server's cache)
             in place of the ones this server writes, so that both servers see the same prompts.
     """

@@ -11,7 +11,7 @@ import argparse
 import sys
 
 import sglang as sgl
-from multi_turn_agent import service_log
+from service_log import service_log
 
 
 def main(argv: list[str] | None = None) -> int:

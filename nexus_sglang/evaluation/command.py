@@ -22,16 +22,37 @@ from nexus_sglang.harness.models import MODELS, ensure_model
 from .conversations import KINDS
 from .documents import FAMILIES
 from .plan import FULL, Job, Plan, Results, read_results
+from .user_data import UserSample, read_samples
 
 RESULTS = "results.jsonl"
 SERVER_FLAGS = ("--max-total-tokens", "49152", "--chunked-prefill-size", "8192", "--max-running-requests", "48")
 AT_ONCE = 8
 """Conversations that are played side by side on one server."""
-QUICK = dict(policies=(FULL, "nexus", "snapkv", "streaming-llm"), budgets=(0.2,), samples={1024: 3}, visible_samples={},
-             conversations=2, texts=1, text_tokens=1024)  # fmt: skip
+USUAL: dict[str, Any] = {
+    "policies": (FULL, "nexus", "snapkv"),
+    "budgets": (0.2,),
+    "samples": {1024: 10},
+    "visible_samples": {},
+}
+"""Fields of the :class:`Plan` where the command line says nothing."""
+QUICK: dict[str, Any] = {
+    "policies": (FULL, "nexus", "snapkv", "streaming-llm"),
+    "budgets": (0.2,),
+    "samples": {1024: 3},
+    "visible_samples": {},
+    "conversations": 2,
+    "texts": 1,
+    "text_tokens": 1024,
+}
+"""The same with ``--quick``."""
 
 
-def add_command(commands: argparse._SubParsersAction) -> None:
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register ``eval`` with its flags.
+
+    Args:
+        commands: subcommands of ``nexus-sglang``.
+    """
     text = (
         "measure what eviction does to answers, through a real server: recall tasks, conversations, fidelity, your data"
     )
@@ -84,19 +105,27 @@ def _counts(text: str) -> dict[int, int]:
 def plan_of(args: argparse.Namespace) -> Plan:
     """What the command line asks for; ``--quick`` gives other defaults.
 
+    Args:
+        args: as parsed.
+
     Raises:
         ConfigError: unknown policy or task, or an unusable number.
     """
-    from nexus_sglang.policy import find_policy
+    from nexus_sglang.policy import find_policy  # here because it imports torch, seconds that --help need not wait
 
-    if args.quick:
-        wanted: dict[str, Any] = dict(QUICK)
-    else:
-        wanted = dict(policies=(FULL, "nexus", "snapkv"), budgets=(0.2,), samples={1024: 10}, visible_samples={})
-    given = dict(policies=args.policies, budgets=args.budgets, samples=args.lengths, visible_samples=args.visible,
-                 tasks=args.tasks, conversations=args.conversations, texts=args.texts, text_tokens=args.text_tokens,
-                 first_seed=args.first_seed, text_file=str(args.text) if args.text else None)  # fmt: skip
-    wanted |= {name: value for name, value in given.items() if value is not None}
+    given = {
+        "policies": args.policies,
+        "budgets": args.budgets,
+        "samples": args.lengths,
+        "visible_samples": args.visible,
+        "tasks": args.tasks,
+        "conversations": args.conversations,
+        "texts": args.texts,
+        "text_tokens": args.text_tokens,
+        "text_file": str(args.text) if args.text else None,
+        "first_seed": args.first_seed,
+    }
+    wanted = (QUICK if args.quick else USUAL) | {name: value for name, value in given.items() if value is not None}
     for policy in wanted["policies"]:
         if policy != FULL:
             try:
@@ -107,7 +136,14 @@ def plan_of(args: argparse.Namespace) -> Plan:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit status of ``nexus-sglang eval``: 0, or 1 when a server did not come up or went away."""
+    """Run the command.
+
+    Args:
+        args: as parsed.
+
+    Returns:
+        The exit status: 0, or 1 when a server did not come up or went away.
+    """
     import requests
 
     from nexus_sglang.harness.server import ServerError
@@ -132,19 +168,22 @@ def run(args: argparse.Namespace) -> int:
 def measure(args: argparse.Namespace, plan: Plan) -> None:
     """Play what is missing from the result file.
 
+    Args:
+        args: as parsed.
+        plan: what is to be measured.
+
     Raises:
         ConfigError, ModelError: a value cannot be used, or the model cannot be made.
     """
     from tqdm import tqdm
 
-    from .user_data import read_samples
-
     if args.servers < 1:
         raise ConfigError(f"--servers {args.servers} is not usable: give a whole number of at least 1")
     data = read_samples(args.data) if args.data else []
-    begin, stop = time.monotonic(), threading.Event()
+    begin = time.monotonic()
+    stop = threading.Event()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave no server behind
-    target = Driven(args) if args.url else Started(args)
+    target: Driven | Started = Driven(args) if args.url else Started(args)
     head = {
         "model": Path(target.model).name,
         "sglang": SGLANG_VERSION,
@@ -179,8 +218,13 @@ def measure(args: argparse.Namespace, plan: Plan) -> None:
     print(f"measured in {(time.monotonic() - begin) / 60:.1f} minutes", file=sys.stderr)
 
 
-def check_inputs(plan: Plan, data: list, tokenizer: Any) -> str | None:
+def check_inputs(plan: Plan, data: list[UserSample], tokenizer: Any) -> str | None:
     """Make every text and render a chat once, before hours of work.
+
+    Args:
+        plan: what is to be measured.
+        data: the user's samples.
+        tokenizer: of the served model.
 
     Returns:
         What the fidelity texts are cut from; None without any.
@@ -210,8 +254,13 @@ def check_inputs(plan: Plan, data: list, tokenizer: Any) -> str | None:
     return f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
 
 
-def check_data(args: argparse.Namespace, data: list, results: Results) -> None:
+def check_data(args: argparse.Namespace, data: list[UserSample], results: Results) -> None:
     """A result belongs to a line of ``--data``: the line must still ask what it asked.
+
+    Args:
+        args: as parsed.
+        data: the user's samples.
+        results: what was measured before.
 
     Raises:
         ConfigError: it does not.
@@ -226,23 +275,36 @@ def check_data(args: argparse.Namespace, data: list, results: Results) -> None:
 
 
 class Work(NamedTuple):
-    """What one server is to do: jobs, the user's samples, who hears the rows, and whether to stop early."""
+    """What one server is to do.
+
+    Attributes:
+        plan: what the whole run measures.
+        jobs: what this server is to play.
+        data: the user's samples.
+        done: is told every finished job and its row.
+        stop: once set, no further job begins.
+    """
 
     plan: Plan
     jobs: list[Job]
-    data: list
-    done: Callable
+    data: list[UserSample]
+    done: Callable[[Job, dict[str, Any]], None]
     stop: threading.Event
 
 
-def _missing(plan: Plan, policy: str, data: list, results: Results) -> list[Job]:
+def _missing(plan: Plan, policy: str, data: list[UserSample], results: Results) -> list[Job]:
+    """Jobs of this policy that the result file lacks."""
     jobs = [*plan.jobs(policy)]
     jobs += [Job("data", "", policy, budget, 0, sample.line) for sample in data for budget in plan.budgets_of(policy)]
     return [job for job in jobs if job.key not in results.rows]
 
 
 def command_line(args: argparse.Namespace) -> str:
-    """What was typed, without paths of this machine."""
+    """What was typed, with file names in place of paths, so that a report carries no paths of the machine it ran on.
+
+    Args:
+        args: as parsed.
+    """
     words = args.command_line or sys.argv[1:]
     given = (args.model if "/" in args.model else None, args.tokenizer, args.data, args.text, args.out, args.document)
     folders = {str(path) for path in given if path}
@@ -250,9 +312,16 @@ def command_line(args: argparse.Namespace) -> str:
 
 
 class Started:
-    """One server per policy, started here and stopped after."""
+    """One server per policy, started here and stopped after.
 
-    def __init__(self, args: argparse.Namespace):
+    Args:
+        args: as parsed.
+
+    Raises:
+        ConfigError, ModelError: the model or its tokenizer cannot be had.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
         self.model = args.model
         if args.model in MODELS:
@@ -260,9 +329,11 @@ class Started:
         self.tokenizer = load_tokenizer(args.tokenizer or self.model)
 
     def policies(self, plan: Plan) -> tuple[str, ...]:
+        """Those that the plan names."""
         return plan.policies
 
     def play(self, policy: str, work: Work) -> None:
+        """Start a server with this policy and play its work on it."""
         from nexus_sglang.harness.server import Server
 
         flags = [*SERVER_FLAGS, *shlex.split(self.args.server_flags)]
@@ -273,9 +344,16 @@ class Started:
 
 
 class Driven:
-    """One running server; its policy is the only one that can be asked for, every budget is a request hint."""
+    """One running server; its policy is the only one that can be asked for, every budget is a request hint.
 
-    def __init__(self, args: argparse.Namespace):
+    Args:
+        args: as parsed.
+
+    Raises:
+        ConfigError: nothing answers at ``--url``, or it serves another policy than ``--policies`` says.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
         import requests
 
         self.url = args.url.rstrip("/")
@@ -296,14 +374,23 @@ class Driven:
             )
 
     def policies(self, plan: Plan) -> tuple[str, ...]:
+        """The one that is served."""
         return (self.served,)
 
     def play(self, policy: str, work: Work) -> None:
+        """Play the work on the running server."""
         play_all(self.url, policy, self.tokenizer, work)
 
 
 def play_all(url: str, policy: str, tokenizer: Any, work: Work) -> None:
-    """Every job of one policy on one server."""
+    """Every job of one policy on one server.
+
+    Args:
+        url: of the server.
+        policy: that it serves.
+        tokenizer: of its model.
+        work: what to play.
+    """
     from .runner import Runner, run_jobs
 
     runner = Runner(url, policy, tokenizer, work.plan)
@@ -317,6 +404,9 @@ def play_all(url: str, policy: str, tokenizer: Any, work: Work) -> None:
 
 def load_tokenizer(path: str) -> Any:
     """The Hugging Face tokenizer of the served model.
+
+    Args:
+        path: folder or name.
 
     Raises:
         ConfigError: it cannot be loaded; names --tokenizer.

@@ -5,7 +5,7 @@ Each turn is a request of its own on the conversation so far, so it finds the re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 
 from .prose import FIRST_NAMES, TOWNS, CountTokens, Dice, filler
@@ -14,7 +14,8 @@ from .scoring import Score, match_all, match_word
 
 KINDS = ("questions", "rule", "facts")
 QUESTIONS = ("question-1", "question-2", "question-3")
-RULE, FACTS = "rule", ("fact-number", "fact-town")
+RULE = "rule"
+FACTS = ("fact-number", "fact-town")
 JUDGED = {"questions": QUESTIONS, "rule": (RULE,), "facts": FACTS}
 """Tasks that the conversations of a kind are scored on."""
 PINS = {"questions": (), "rule": ("pinned",), "facts": ("pinned", "opening")}
@@ -26,8 +27,10 @@ class Turn(NamedTuple):
 
     Attributes:
         task: what the score counts for; None when the turn is not judged.
-        user: text of the turn. begin: words put into the model's mouth before it goes on.
-        answers: expected substrings. tokens: most tokens of the answer.
+        user: what the user says.
+        begin: how the answer begins; the model goes on from there.
+        answers: expected substrings.
+        tokens: most tokens of the answer.
         reply: what stands in the conversation afterwards instead of the model's own answer, so that turns stay
             comparable; None keeps what the model said.
         score: output and answers to [0, 1].
@@ -43,7 +46,14 @@ class Turn(NamedTuple):
 
 
 class Conversation(NamedTuple):
-    """Turns of one kind. ``system`` None is raw text without a chat template."""
+    """A conversation before it is played.
+
+    Attributes:
+        kind: one of :data:`KINDS`.
+        seed: same seed, same conversation.
+        system: the system message; None is raw text without a chat template.
+        turns: in order.
+    """
 
     kind: str
     seed: int
@@ -56,7 +66,8 @@ def questions(seed: int, tokens: int, count_tokens: CountTokens) -> Conversation
 
     Question 1 is visible when the document is evicted from first; questions 2 and 3 read what is left.
     """
-    sample, turns = RECALL_TASKS["multi-key"](seed, tokens, count_tokens), []
+    sample = RECALL_TASKS["multi-key"](seed, tokens, count_tokens)
+    turns: list[Turn] = []
     for task, question in zip(QUESTIONS, sample.questions, strict=True):
         text = question.text if turns else sample.passage + question.text
         turns.append(Turn(task, text, "", (question.answer.strip(),), count_tokens(question.answer), question.answer))
@@ -81,6 +92,7 @@ ERRANDS = (
     "How do I keep bread fresh?", "What is snow made of?", "Name a city by the sea.", "What does a baker do?",
 )  # fmt: skip
 ROUNDS = 10
+"""Errands of a conversation about a rule."""
 
 
 def rule(seed: int) -> Conversation:
@@ -113,20 +125,30 @@ TOOLS = (
 def facts(seed: int) -> Conversation:
     """Two facts told in the first turn of a tool-using session, asked for after eight tool results."""
     dice = Dice(seed)
-    name, town, order = dice.pick(FIRST_NAMES), dice.pick(TOWNS), dice.number(5)
+    name = dice.pick(FIRST_NAMES)
+    town = dice.pick(TOWNS)
+    order = dice.number(5)
     told = f"My name is {name}, I live in {town} and my order number is {order}. Please look into my delivery."
     turns = [Turn(None, told, "", (), 1, "I will look into that.")]
     for tool in dice.distinct(TOOLS, len(TOOLS)):
         rows = ", ".join(f'{{"id": {dice.number(4)}, "note": "{filler(dice)}"}}' for _ in range(3))
         turns.append(Turn(None, f'[{tool}] {{"results": [{rows}]}}', "", (), 1, "Thank you, I will go on."))
-    number, place = f"Your order number is {order}.", f"You live in {town}."
+    number = f"Your order number is {order}."
+    place = f"You live in {town}."
     turns.append(Turn(FACTS[0], "What is my order number?", "Your order number is", (order,), 8, number))
     turns.append(Turn(FACTS[1], "In which town do I live?", "You live in", (town,), 6, place))
     return Conversation("facts", seed, f"{COMPANY} You have tools.", turns)
 
 
 def make_conversation(kind: str, seed: int, tokens: int, count_tokens: CountTokens) -> Conversation:
-    """One conversation. ``tokens`` is the length of the document of ``questions``; the others have their own."""
+    """One conversation.
+
+    Args:
+        kind: one of :data:`KINDS`.
+        seed: same seed and tokenizer, same conversation.
+        tokens: length of the document of ``questions``; the other kinds have a length of their own.
+        count_tokens: tokens of a text, by the served model's tokenizer.
+    """
     if kind == "questions":
         return questions(seed, tokens, count_tokens)
     return {"rule": rule, "facts": facts}[kind](seed)
@@ -136,34 +158,42 @@ class Script:
     """The token ids of a conversation, turn by turn.
 
     Args:
+        conversation: what to say.
         tokenizer: a Hugging Face tokenizer; with a chat template where the conversation has a system message.
     """
 
-    def __init__(self, conversation: Conversation, tokenizer: Any):
-        self.conversation, self.tokenizer = conversation, tokenizer
-        self._messages = [{"role": "system", "content": conversation.system}]
+    def __init__(self, conversation: Conversation, tokenizer: Any) -> None:
+        self.conversation = conversation
+        self.tokenizer = tokenizer
+        self._messages: list[dict[str, Any]] = [{"role": "system", "content": conversation.system}]
         self._ids: list[int] = []
 
     def pinned_tokens(self, pin: str) -> int:
-        """Leading tokens of the system message, and for the pin ``opening`` of the first user message too."""
+        """How many leading tokens a pin covers.
+
+        Args:
+            pin: ``""`` for none, ``pinned`` for the system message, ``opening`` for the first user message as well.
+        """
         opening = [{"role": "user", "content": self.conversation.turns[0].user}] if pin == "opening" else []
         return len(self._render(False, opening)) if pin else 0
 
-    def _render(self, answering: bool, more: Sequence[dict] = ()) -> list[int]:
-        messages = [*self._messages, *more]
-        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answering)
+    def _encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
-    def play(self) -> Iterator[tuple[Turn, list[int]]]:
-        """Turns with the ids to send; send the model's answer back into the iterator (``send``)."""
-        encode = lambda text: self.tokenizer.encode(text, add_special_tokens=False)  # noqa: E731
+    def _render(self, answering: bool, more: Sequence[dict[str, Any]] = ()) -> list[int]:
+        messages = [*self._messages, *more]
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answering)
+        return self._encode(text)
+
+    def play(self) -> Generator[tuple[Turn, list[int]], str, None]:
+        """Turns with the token ids to send; ``send`` the model's answer to get the next turn."""
         for turn in self.conversation.turns:
             if self.conversation.system is None:
-                ids = self._ids + encode(turn.user)
+                ids = self._ids + self._encode(turn.user)
                 answer = yield turn, ids
-                self._ids = ids + encode(turn.reply if turn.reply is not None else answer)
+                self._ids = ids + self._encode(turn.reply if turn.reply is not None else answer)
             else:
                 self._messages.append({"role": "user", "content": turn.user})
-                answer = yield turn, self._render(True) + encode(turn.begin)
+                answer = yield turn, self._render(True) + self._encode(turn.begin)
                 said = turn.reply if turn.reply is not None else turn.begin + answer
                 self._messages.append({"role": "assistant", "content": said})

@@ -18,18 +18,27 @@ TOP = 50
 
 
 class Position(NamedTuple):
-    """One predicted token: its log-probability, and the :data:`TOP` likeliest as token id -> log-probability."""
+    """One predicted token.
+
+    Attributes:
+        logprob: log-probability of the token that stands there, in nats.
+        top: token id to log-probability of the :data:`TOP` likeliest.
+    """
 
     logprob: float
     top: dict[int, float]
 
 
 def read_positions(meta: dict[str, Any]) -> list[Position]:
-    """Positions of one answer with ``return_logprob``; the first of the span has no prediction and is left out."""
-    own, top = meta["input_token_logprobs"], meta["input_top_logprobs"]
+    """Positions of one answer with ``return_logprob``; the first of the span has no prediction and is left out.
+
+    Args:
+        meta: SGLang's meta_info.
+    """
+    tokens = zip(meta["input_token_logprobs"], meta["input_top_logprobs"], strict=True)
     return [
         Position(logprob, {token: value for value, token, _ in alternatives})
-        for (logprob, _, _), alternatives in zip(own, top, strict=True)
+        for (logprob, _, _), alternatives in tokens
         if logprob is not None
     ]
 
@@ -38,6 +47,10 @@ def divergence(full: Position, reduced: Position) -> float:
     """KL(full || reduced) in nats over the tokens that both lists name, the rest as one outcome.
 
     Merging outcomes never raises a divergence, so this is a lower bound of the KL over the vocabulary.
+
+    Args:
+        full: the prediction with the full cache.
+        reduced: the prediction for the same token with what was left of it.
     """
     shared = full.top.keys() & reduced.top.keys()
     total = sum(math.exp(full.top[token]) * (full.top[token] - reduced.top[token]) for token in shared)
@@ -46,27 +59,46 @@ def divergence(full: Position, reduced: Position) -> float:
 
 
 def compare(full: list[Position], reduced: list[Position]) -> dict[str, float]:
-    """Means over positions: negative log-likelihood in nats, KL, share of equal likeliest tokens.
+    """How far the reduced cache moves the predictions.
+
+    Args:
+        full: positions with the full cache.
+        reduced: the same positions with what was left of it.
+
+    Returns:
+        ``positions``: how many. Means over them: ``nll``, the negative log-likelihood in nats with the reduced cache;
+        ``kl`` in nats; ``top1``, the share whose likeliest token is the same.
 
     Raises:
         ValueError: the two streams do not have the same positions.
     """
     if len(full) != len(reduced) or not full:
         raise ValueError(f"{len(full)} positions with the full cache, {len(reduced)} with the reduced one")
-    best = lambda position: max(position.top, key=position.top.__getitem__)  # noqa: E731
     n = len(full)
     return {
         "positions": n,
         "nll": -sum(p.logprob for p in reduced) / n,
         "kl": sum(map(divergence, full, reduced)) / n,
-        "top1": sum(best(a) == best(b) for a, b in zip(full, reduced, strict=True)) / n,
+        "top1": sum(_likeliest(a) == _likeliest(b) for a, b in zip(full, reduced, strict=True)) / n,
     }
 
 
-def texts(path: Path | None, count: int, tokens: int, tokenizer: Any) -> list[list[int]]:
-    """``count`` long texts of exactly ``tokens`` token ids: from a file, cut into pieces, or CPython's own documentation.
+def _likeliest(position: Position) -> int:
+    return max(position.top, key=position.top.__getitem__)
 
-    The documentation (``pydoc_data.topics``) differs a little between Python versions; results name theirs.
+
+def texts(path: Path | None, count: int, tokens: int, tokenizer: Any) -> list[list[int]]:
+    """Long texts to stream.
+
+    Args:
+        path: a file that is cut into pieces; None takes CPython's own documentation (``pydoc_data.topics``), which
+            differs a little between Python versions, so results name theirs.
+        count: how many texts.
+        tokens: exact length of each, in tokens.
+        tokenizer: a Hugging Face tokenizer.
+
+    Returns:
+        Token ids of each text.
 
     Raises:
         ConfigError: the file cannot be read or is too short.
@@ -83,7 +115,8 @@ def texts(path: Path | None, count: int, tokens: int, tokenizer: Any) -> list[li
 
     longest = sorted(topics.topics.values(), key=lambda text: (-len(text), text))
     # A topic has a few thousand tokens; where one is too short, the next is appended.
-    found, ids = [], []
+    found: list[list[int]] = []
+    ids = []
     for text in longest:
         ids += tokenizer.encode(text, add_special_tokens=False)
         if len(ids) >= tokens:

@@ -11,7 +11,12 @@ T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 def mean_and_error(values: Iterable[float], groups: Iterable[object]) -> tuple[float, float]:
-    """Mean and its standard error; questions about one passage (``groups``) are not independent and count as one."""
+    """Mean and its standard error.
+
+    Args:
+        values: what was measured.
+        groups: which values belong together: questions about one passage are not independent and count as one.
+    """
     pairs = list(zip(values, groups, strict=True))
     mean = sum(value for value, _ in pairs) / len(pairs)
     sums: dict[object, float] = {}
@@ -23,7 +28,11 @@ def mean_and_error(values: Iterable[float], groups: Iterable[object]) -> tuple[f
 
 
 def student(n: int) -> float:
-    """97.5 % point of Student's distribution for the mean of ``n`` values."""
+    """97.5 % point of Student's distribution for the mean of ``n`` values.
+
+    Args:
+        n: how many values the mean was taken over.
+    """
     if n - 1 <= len(T):
         return T[max(n - 2, 0)]
     v = n - 1  # Abramowitz and Stegun 26.7.5

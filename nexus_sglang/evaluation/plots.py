@@ -37,9 +37,15 @@ def accuracy(data: Rows, path: Path) -> Path:
             cells = [data.mean_cell(setting, length, policy, budget, tasks) for budget in data.budgets]
             known = [(budget, found) for budget, found in zip(data.budgets, cells, strict=True) if found]
             axis.errorbar(
-                [b for b, _ in known], [c.mean for _, c in known], [c.half if c.n > 2 else 0.0 for _, c in known],
-                marker="o", markersize=3, capsize=2, linewidth=1, label=policy,
-            )  # fmt: skip
+                [budget for budget, _ in known],
+                [found.mean for _, found in known],
+                [found.half if found.n > 2 else 0.0 for _, found in known],
+                marker="o",
+                markersize=3,
+                capsize=2,
+                linewidth=1,
+                label=policy,
+            )
         full = data.mean_cell(setting, length, FULL, 1.0, tasks)
         if full:
             axis.axhline(full.mean, color="black", linestyle="--", linewidth=1, label=FULL)

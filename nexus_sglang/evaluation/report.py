@@ -12,13 +12,18 @@ from .tables import FEWEST, SOLVED, Row, Rows
 
 
 class Report(NamedTuple):
-    """What was written. ``summary`` is the short form for the terminal."""
+    """What was written.
+
+    Attributes:
+        summary: the short form, for the terminal.
+        files: report and plots.
+    """
 
     summary: str
     files: list[Path]
 
 
-WORDS = {
+SETTING_TEXTS = {
     "hidden": "The document is read and evicted from before any question is known; every question is then a branch of what is "
     "left, as in a later turn or a fork.",
     "visible": "Document and question are one prompt; it is evicted from when the question has been read.",
@@ -26,8 +31,16 @@ WORDS = {
 
 
 def write_report(folder: Path, head: dict[str, Any], rows: list[Row], document: Path | None = None) -> Report:
-    """Write the plots that the rows allow into ``folder``, and the report there or to ``document``."""
-    data, path = Rows(rows), document or folder / "report.md"
+    """Write the plots that the rows allow, and the report.
+
+    Args:
+        folder: of the result file; the plots go there.
+        head: of the result file.
+        rows: of the result file.
+        document: file of the report; None is report.md in the folder.
+    """
+    data = Rows(rows)
+    path = document or folder / "report.md"
     plots = draw(data, folder)
     links = [Path(os.path.relpath(plot, path.parent)).as_posix() for plot in plots]
     path.write_text(render(head, data, links), encoding="utf-8")
@@ -35,7 +48,15 @@ def write_report(folder: Path, head: dict[str, Any], rows: list[Row], document: 
 
 
 def draw(data: Rows, folder: Path) -> list[Path]:
-    """The plots; none when matplotlib is not installed or no documents were run."""
+    """Draw the plots; none when matplotlib is not installed or no documents were run.
+
+    Args:
+        data: what was measured.
+        folder: for the plots.
+
+    Returns:
+        The files.
+    """
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -55,7 +76,7 @@ def draw(data: Rows, folder: Path) -> list[Path]:
 
 
 def summary(data: Rows) -> list[str]:
-    """Tables for the terminal."""
+    """The short form of the report, for the terminal."""
     lines = ["What stayed in the cache (requests that saw eviction / requests)", "", *tables.residency(data)]
     for setting in dict.fromkeys(setting for setting, _ in data.documents()):
         lines += ["", f"Recall, question {setting}: mean over {_averaged(data, setting)}", ""]
@@ -77,7 +98,13 @@ def _averaged(data: Rows, setting: str) -> str:
 
 
 def render(head: dict[str, Any], data: Rows, plots: list[str]) -> str:
-    """The report as Markdown."""
+    """The report as Markdown.
+
+    Args:
+        head: of the result file.
+        data: its rows.
+        plots: links to the plots, as they stand in the report.
+    """
     lines = [
         "# Quality under eviction",
         "",
@@ -132,7 +159,7 @@ def _documents(data: Rows) -> list[str]:
     panels = data.documents()
     lines: list[str] = []
     for setting in dict.fromkeys(setting for setting, _ in panels):
-        lines += [f"## Recall, question {setting}", "", WORDS[setting], ""]
+        lines += [f"## Recall, question {setting}", "", SETTING_TEXTS[setting], ""]
         lines += [f"Mean over {_averaged(data, setting)}:", ""]
         lines += [*tables.means(data, setting), ""]
         if "nexus" in data.policies and len(data.policies) > 1:
@@ -153,12 +180,15 @@ def _documents(data: Rows) -> list[str]:
                 lines += [f"Hardly solved with the full cache, so these rows say little: {', '.join(lost)}.", ""]
     if panels and "nexus" in data.policies and len(data.policies) > 1:
         lines += [
-            "## Wins and losses", "",
+            "## Wins and losses",
+            "",
             "Every task, length, budget and setting above, the same documents: in how many cells `nexus` is better or worse",
             f"beyond the 95 % interval. Cells with fewer than {FEWEST} documents are left out. Where policies do not differ,",
-            "about one cell in forty is still expected on either side.", "",
-            *tables.wins(data, "nexus"), "",
-        ]  # fmt: skip
+            "about one cell in forty is still expected on either side.",
+            "",
+            *tables.wins(data, "nexus"),
+            "",
+        ]
     return lines
 
 

@@ -23,11 +23,14 @@ class Runner:
     """One server that serves one policy; every budget is a request hint.
 
     Args:
-        url: of the server. tokenizer: the served model's Hugging Face tokenizer.
-        parallel: requests in flight.
+        url: of the server.
+        policy: that it serves; :data:`FULL` for a server without one.
+        tokenizer: the served model's Hugging Face tokenizer.
+        plan: what the whole run measures.
+        parallel: most requests in flight for one document.
     """
 
-    def __init__(self, url: str, policy: str, tokenizer: Any, plan: Plan, parallel: int = 16):
+    def __init__(self, url: str, policy: str, tokenizer: Any, plan: Plan, parallel: int = 16) -> None:
         self.url = url
         self.policy = policy
         self.tokenizer = tokenizer
@@ -37,13 +40,23 @@ class Runner:
         self._one_reference = threading.Lock()
 
     def count_tokens(self, text: str) -> int:
+        """Tokens of a text."""
         return len(self.tokenizer.encode(text, add_special_tokens=False))
 
     def ids(self, text: str) -> list[int]:
+        """Token ids of a text."""
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def ask(self, ids: list[int], tokens: int, budget: float, **options: Any) -> Answer:
-        """One greedy request under this budget; ``pin`` pins leading tokens."""
+        """One greedy request.
+
+        Args:
+            ids: token ids of the prompt.
+            tokens: most tokens of the answer.
+            budget: share or count that it may keep; 1.0 is everything.
+            options: ``pin`` is the number of leading tokens to pin; the rest as in
+                :func:`nexus_sglang.harness.client.post_generate`.
+        """
         pin = options.pop("pin", 0)
         if self.policy != FULL:
             hints = {"kv_evict": False} if budget == 1.0 else {"kv_budget": budget}
@@ -59,10 +72,13 @@ class Runner:
         flush_cache(self.url)
 
     def run(self, job: Job) -> dict[str, Any]:
-        """The row of one job: scores, and how much was resident and evicted."""
-        return {"document": self._document, "conversation": self._conversation, "fidelity": self._fidelity}[job.kind](
-            job
-        )
+        """The row of one job: scores, and how much was resident and evicted.
+
+        Args:
+            job: of any kind but ``data``, see :meth:`data`.
+        """
+        play = {"document": self._document, "conversation": self._conversation, "fidelity": self._fidelity}
+        return play[job.kind](job)
 
     def _document(self, job: Job) -> dict[str, Any]:
         document = make_document(job.seed, job.length, self.count_tokens)
@@ -87,16 +103,21 @@ class Runner:
     def _visible(self, document: Document, questions: list[DocumentQuestion], budget: float) -> list[Answer]:
         """Document and question in one prompt, each with a prefix space of its own."""
         ids = self.ids(document.text)
-        ask = lambda q: self.ask(ids + self.ids(q.text), q.tokens, budget, cache_salt=q.task)  # noqa: E731
+
+        def ask(question: DocumentQuestion) -> Answer:
+            return self.ask(ids + self.ids(question.text), question.tokens, budget, cache_salt=question.task)
+
         with ThreadPoolExecutor(self.parallel) as threads:
             return list(threads.map(ask, questions))
 
     def _conversation(self, job: Job) -> dict[str, Any]:
         kind, _, pinned = job.what.partition(" ")  # "rule", "rule pinned"
         script = Script(make_conversation(kind, job.seed, job.length, self.count_tokens), self.tokenizer)
-        pin, salt = script.pinned_tokens(pinned), f"{job.what} {job.seed}"
+        pin = script.pinned_tokens(pinned)
+        salt = f"{job.what} {job.seed}"
         scores: dict[str, list[float]] = {}
-        answers, play = [], script.play()
+        answers: list[Answer] = []
+        play = script.play()
         turn, ids = next(play)
         while True:
             answer = self.ask(ids, turn.tokens, job.budget, pin=pin, cache_salt=salt)
@@ -125,20 +146,29 @@ class Runner:
 
     def _stream(self, ids: list[int], budget: float) -> tuple[list[fidelity.Position], list[Answer]]:
         """Positions of the second half of a text, in steps; the first half is the first prompt."""
-        positions, answers = [], []
+        positions: list[fidelity.Position] = []
         start = len(ids) // 2
-        answers.append(self.ask(ids[:start], 1, budget))
+        answers = [self.ask(ids[:start], 1, budget)]
         for begin in range(start, len(ids) - fidelity.STEP + 1, fidelity.STEP):
             answer = self.ask(
-                ids[: begin + fidelity.STEP], 1, budget,
-                return_logprob=True, logprob_start_len=begin, top_logprobs_num=fidelity.TOP,
-            )  # fmt: skip
+                ids[: begin + fidelity.STEP],
+                tokens=1,
+                budget=budget,
+                return_logprob=True,
+                logprob_start_len=begin,
+                top_logprobs_num=fidelity.TOP,
+            )
             positions += fidelity.read_positions(answer.meta)
             answers.append(answer)
         return positions, answers
 
     def data(self, sample: UserSample, budget: float) -> dict[str, Any]:
-        """The row of one line of a user's file."""
+        """The row of one line of a user's file.
+
+        Args:
+            sample: the line.
+            budget: share or count that it may keep.
+        """
         text = self.tokenizer.apply_chat_template(sample.messages, tokenize=False, add_generation_prompt=True)
         answer = self.ask(self.ids(text), sample.tokens, budget, ignore_eos=False)
         score = round(match_all(answer.text, sample.expect), 4)
@@ -158,10 +188,16 @@ def _held(answers: list[Answer], any_of: list[Answer] | None = None) -> dict[str
 def run_jobs(
     runner: Runner, jobs: list[Job], at_once: int, done: Callable[[Job, dict[str, Any]], None], stop: threading.Event
 ) -> None:
-    """Run jobs; ``done`` hears each row.
+    """Run jobs.
 
     The budgets of one document or text are played side by side (they never share a prefix), then the cache is emptied.
-    Conversations are played ``at_once`` at a time. Once ``stop`` is set no further job begins.
+
+    Args:
+        runner: plays them.
+        jobs: of any kind but ``data``.
+        at_once: conversations that are played at a time.
+        done: is told every finished job and its row.
+        stop: once set, no further job begins.
     """
 
     def one(job: Job) -> dict[str, Any] | None:
@@ -174,7 +210,7 @@ def run_jobs(
                     done(job, row)
         runner.flush()
 
-    groups: dict[tuple, list[Job]] = {}
+    groups: dict[tuple[object, ...], list[Job]] = {}
     for job in jobs:
         alone = job.kind != "conversation"
         groups.setdefault((job.kind, job.what, job.length, job.seed) if alone else ("conversation",), []).append(job)

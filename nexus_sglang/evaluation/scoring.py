@@ -22,6 +22,8 @@ def match_part(output: str, answers: Sequence[str]) -> float:
 
 
 def match_word(output: str, answers: Sequence[str]) -> float:
-    """1.0 if any of the answers is a whole word of the output, without regard to case, else 0.0. Not RULER's: French
-    "est" is in "the best way"."""
+    """1.0 if any of the answers is a whole word of the output, without regard to case, else 0.0.
+
+    Not RULER's: there, French "est" would be found in "the best way".
+    """
     return float(not set(re.findall(r"\w+", output.lower())).isdisjoint(answers))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from .conversations import JUDGED, PINS
@@ -18,9 +19,12 @@ SOLVED = 0.25
 
 
 class Cell(NamedTuple):
-    """Mean of n values with half its 95 % interval; values of one document or conversation count as one.
+    """A mean with its interval. As text, fewer than three values have none: it would be wider than the scale.
 
-    As text, fewer than three have no interval: it would be wider than the scale.
+    Attributes:
+        mean: of the values.
+        half: half the 95 % interval of the mean.
+        n: how many independent values there were; those of one document or conversation count as one.
     """
 
     mean: float
@@ -31,12 +35,18 @@ class Cell(NamedTuple):
         return self.text(2)
 
     def text(self, digits: int) -> str:
+        """With so many digits after the point."""
         interval = f" ±{self.half:.{digits}f}" if self.n > 2 else ""
         return f"{self.mean:.{digits}f}{interval}"
 
 
-def cell(values: list[float], groups: list[object]) -> Cell | None:
-    """A cell, or None without values."""
+def cell(values: Sequence[float], groups: Sequence[object]) -> Cell | None:
+    """A cell, or None without values.
+
+    Args:
+        values: scores.
+        groups: which of them belong to one document or conversation.
+    """
     if not values:
         return None
     mean, error = mean_and_error(values, groups)
@@ -52,9 +62,18 @@ def table(head: Iterable[str], body: Iterable[Iterable[object]]) -> list[str]:
 
 
 class Rows:
-    """The rows of one file, with what they range over."""
+    """The rows of one file, with what they range over.
 
-    def __init__(self, rows: list[Row]):
+    Args:
+        rows: of the result file.
+
+    Attributes:
+        policies: the full cache first, then ``nexus``, then the others by name.
+        evicting: the same without the full cache.
+        budgets: ascending.
+    """
+
+    def __init__(self, rows: list[Row]) -> None:
         self.rows = rows
         names = {row["policy"] for row in rows}
         first = [name for name in (FULL, "nexus", "nexus-paper") if name in names]
@@ -63,6 +82,7 @@ class Rows:
         self.budgets = sorted({row["budget"] for row in rows if row["policy"] != FULL})
 
     def where(self, **wanted: Any) -> list[Row]:
+        """Rows whose fields have these values."""
         return [row for row in self.rows if all(row[name] == value for name, value in wanted.items())]
 
     def documents(self) -> list[tuple[str, int]]:
@@ -71,18 +91,22 @@ class Rows:
         return sorted(seen, key=lambda pair: (SETTINGS.index(pair[0]), pair[1]))
 
     def tasks(self, setting: str, length: int) -> list[str]:
+        """Families that were asked in these documents, in order."""
         seen = {task for row in self.where(kind="document", what=setting, length=length) for task in row["scores"]}
         return [task for task in FAMILIES if task in seen]
 
     def of(self, setting: str, length: int, policy: str, budget: float) -> list[Row]:
+        """Rows of the documents of one policy and budget; the full cache answers for every budget."""
         share = 1.0 if policy == FULL else budget
         return self.where(kind="document", what=setting, length=length, policy=policy, budget=share)
 
     def task_cell(self, setting: str, length: int, policy: str, budget: float, task: str) -> Cell | None:
+        """Mean score of one family."""
         rows = [row for row in self.of(setting, length, policy, budget) if task in row["scores"]]
         return cell([row["scores"][task] for row in rows], [row["seed"] for row in rows])
 
     def mean_cell(self, setting: str, length: int, policy: str, budget: float, tasks: list[str]) -> Cell | None:
+        """Mean score over several families."""
         rows = self.of(setting, length, policy, budget)
         pairs = [(row["scores"][task], row["seed"]) for row in rows for task in tasks if task in row["scores"]]
         return cell([score for score, _ in pairs], [seed for _, seed in pairs])
@@ -98,27 +122,29 @@ class Rows:
 
     def difference(
         self, setting: str, length: int, budget: float, tasks: list[str], first: str, second: str
-    ) -> Cell | None:  # fmt: skip
-        """Mean of first - second over these tasks of the documents that both answered."""
-        scores = [
-            {(row["seed"], task): row["scores"][task] for row in self.of(setting, length, policy, budget)
-             for task in tasks if task in row["scores"]}
-            for policy in (first, second)
-        ]  # fmt: skip
-        pairs = sorted(scores[0].keys() & scores[1].keys())
-        return cell([scores[0][pair] - scores[1][pair] for pair in pairs], [seed for seed, _ in pairs])
+    ) -> Cell | None:
+        """Mean of ``first`` less ``second`` over these families of the documents that both answered."""
+
+        def scores(policy: str) -> dict[tuple[int, str], float]:
+            rows = self.of(setting, length, policy, budget)
+            return {(row["seed"], task): row["scores"][task] for row in rows for task in tasks if task in row["scores"]}
+
+        one = scores(first)
+        other = scores(second)
+        pairs = sorted(one.keys() & other.keys())
+        return cell([one[pair] - other[pair] for pair in pairs], [seed for seed, _ in pairs])
 
 
 def residency(data: Rows) -> list[str]:
     """How much stayed, and how often eviction ran: a cell without eviction is a control."""
-    kinds = [*data.documents(), *(("conversation", 0),) * bool(data.where(kind="conversation"))]
-    kinds += [("fidelity", 0)] * bool(data.where(kind="fidelity")) + [("data", 0)] * bool(data.where(kind="data"))
+    others = [kind for kind in ("conversation", "fidelity", "data") if data.where(kind=kind)]
+    kinds = [*data.documents(), *((kind, 0) for kind in others)]
     body = []
     for policy in data.policies:
         for budget in (1.0,) if policy == FULL else data.budgets:
             line: list[object] = [f"{policy} {budget:g}" if policy != FULL else policy]
             for what, length in kinds:
-                chosen = dict(kind="document", what=what, length=length) if length else dict(kind=what)
+                chosen = {"kind": "document", "what": what, "length": length} if length else {"kind": what}
                 rows = data.where(policy=policy, budget=budget, **chosen)
                 line.append(_held(rows) if rows else None)
             body.append(line)
@@ -128,7 +154,8 @@ def residency(data: Rows) -> list[str]:
 
 def _held(rows: list[Row]) -> str:
     share = sum(row["resident"] for row in rows) / len(rows)
-    evicted, requests = sum(row["evicted"] for row in rows), sum(row["requests"] for row in rows)
+    evicted = sum(row["evicted"] for row in rows)
+    requests = sum(row["requests"] for row in rows)
     return f"{share:.2f} ({evicted}/{requests})" if evicted else f"{share:.2f} (control)"
 
 
@@ -144,8 +171,10 @@ def means(data: Rows, setting: str) -> list[str]:
 
 
 def leads(data: Rows, setting: str, champion: str) -> list[str]:
-    """The champion's mean less each other policy's on the same documents: what they share cancels, so the intervals are
-    narrower than those of :func:`means`."""
+    """The champion's mean less each other policy's on the same documents.
+
+    How hard a document is cancels, so the intervals are narrower than those of :func:`means`.
+    """
     lengths = [length for what, length in data.documents() if what == setting]
     columns = [(length, budget) for length in lengths for budget in data.budgets]
     body = [
@@ -165,8 +194,10 @@ def per_task(data: Rows, setting: str, length: int, budget: float) -> list[str]:
 
 
 def wins(data: Rows, champion: str) -> list[str]:
-    """In how many cells of :data:`FEWEST` or more documents the champion is better or worse than each other policy, beyond
-    the 95 % interval."""
+    """In how many cells the champion is better or worse than each other policy, beyond the 95 % interval.
+
+    A cell is a setting, length, budget and family; those of fewer than :data:`FEWEST` documents are left out.
+    """
     body = []
     for rival in data.policies:
         if rival == champion:
@@ -201,12 +232,14 @@ def conversations(data: Rows) -> list[str]:
         pairs = [(score, row["seed"]) for row in rows for score in row["scores"][task][part]]
         return cell([score for score, _ in pairs], [seed for _, seed in pairs])
 
-    return _by_budget(
-        data, [name for *_, name, _ in columns], lambda p, b: [one(p, b, w, t, s) for w, t, _, s in columns]
-    )
+    def line(policy: str, budget: float) -> list[Cell | None]:
+        return [one(policy, budget, what, task, part) for what, task, _, part in columns]
+
+    return _by_budget(data, [name for *_, name, _ in columns], line)
 
 
-def _by_budget(data: Rows, names: list[str], line: Callable[[str, float], list]) -> list[str]:
+def _by_budget(data: Rows, names: list[str], line: Callable[[str, float], Sequence[object]]) -> list[str]:
+    """A table with a line per policy and budget; lines without any number are left out."""
     body = []
     for policy in data.policies:
         for budget in (1.0,) if policy == FULL else data.budgets:
@@ -218,15 +251,17 @@ def _by_budget(data: Rows, names: list[str], line: Callable[[str, float], list])
 
 def fidelity(data: Rows) -> list[str]:
     """KL, top-1 agreement and perplexity against the full cache of the same server."""
-    import math
 
     def line(policy: str, budget: float) -> list[str | None]:
         rows = data.where(kind="fidelity", policy=policy, budget=budget)
         if not rows:
             return [None] * 4
         seeds = [row["seed"] for row in rows]
-        kl, top1 = (cell([row[name] for row in rows], seeds) for name in ("kl", "top1"))
-        nll, full = (sum(row[name] for row in rows) / len(rows) for name in ("nll", "nll_full"))
+        kl = cell([row["kl"] for row in rows], seeds)
+        top1 = cell([row["top1"] for row in rows], seeds)
+        nll = sum(row["nll"] for row in rows) / len(rows)
+        full = sum(row["nll_full"] for row in rows) / len(rows)
+        assert kl is not None, "there are rows"
         return [kl.text(3), str(top1), f"{math.exp(nll):.1f}", f"{math.exp(full):.1f}"]
 
     return _by_budget(data, ["KL, nats", "top-1 agreement", "perplexity", "perplexity, full"], line)
@@ -234,11 +269,9 @@ def fidelity(data: Rows) -> list[str]:
 
 def own_data(data: Rows) -> list[str]:
     """The user's own conversations."""
-    return _by_budget(
-        data,
-        ["expected strings found"],
-        lambda p, b: [
-            cell([r["score"] for r in rows], [r["seed"] for r in rows])
-            for rows in [data.where(kind="data", policy=p, budget=b)]
-        ],
-    )
+
+    def line(policy: str, budget: float) -> list[Cell | None]:
+        rows = data.where(kind="data", policy=policy, budget=budget)
+        return [cell([row["score"] for row in rows], [row["seed"] for row in rows])]
+
+    return _by_budget(data, ["expected strings found"], line)

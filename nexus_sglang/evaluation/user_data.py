@@ -17,7 +17,14 @@ EXAMPLE = '{"messages": [{"role": "user", "content": "What is 2 + 2?"}], "expect
 
 
 class UserSample(NamedTuple):
-    """One line of the file. ``line`` counts from 1."""
+    """One line of the file.
+
+    Attributes:
+        line: its number, from 1.
+        messages: the chat.
+        expect: strings the answer must contain.
+        tokens: most tokens of the answer.
+    """
 
     line: int
     messages: list[dict[str, Any]]
@@ -31,7 +38,10 @@ class UserSample(NamedTuple):
 
 
 def read_samples(path: Path) -> list[UserSample]:
-    """Every line of the file.
+    """Every line of the file that is not empty.
+
+    Args:
+        path: of the file.
 
     Raises:
         ConfigError: the file cannot be read, is empty, or a line is not usable; names the line and shows a usable one.
@@ -58,7 +68,9 @@ def _sample(path: Path, number: int, line: str) -> UserSample:
         raise bad(f"not JSON ({err})") from None
     if not isinstance(raw, dict):
         raise bad("not a JSON object")
-    messages, expect, tokens = raw.get("messages"), raw.get("expect"), raw.get("max_tokens", 32)
+    messages = raw.get("messages")
+    expect = raw.get("expect")
+    tokens = raw.get("max_tokens", 32)
     if not isinstance(messages, list) or not messages:
         raise bad("'messages' is not a list of chat messages")
     for message in messages:

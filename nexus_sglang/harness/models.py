@@ -44,7 +44,8 @@ def ensure_model(name: str, log: Callable[[str], None] = lambda line: None) -> P
     Every call reads the whole folder (about 270 MB) to check it. Safe from several processes at once.
 
     Args:
-        log: gets one line per step that takes long.
+        name: one of :data:`MODELS`.
+        log: is told one line per step that takes long.
 
     Raises:
         ConfigError: no such model.
@@ -70,7 +71,12 @@ def ensure_model(name: str, log: Callable[[str], None] = lambda line: None) -> P
 
 
 def find_damage(recipe: ModuleType, folder: Path) -> str | None:
-    """Why the folder is not what the recipe made, or None if it is. Files not in the manifest are ignored."""
+    """Why the folder is not what the recipe made, or None if it is. Files not in the manifest are ignored.
+
+    Args:
+        recipe: a module such as :mod:`.smollm2`.
+        folder: where its model should be.
+    """
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         if (manifest["format"], manifest["source_sha256"]) != (recipe.FORMAT, recipe.GGUF_SHA256):
@@ -87,7 +93,17 @@ def find_damage(recipe: ModuleType, folder: Path) -> str | None:
 
 
 def _build(recipe: ModuleType, target: Path, lock: int, log: Callable[[str], None]) -> None:
-    """Convert beside the target and move into place. The caller holds the lock."""
+    """Convert beside the target and move into place.
+
+    Args:
+        recipe: what to make.
+        target: folder of the finished model.
+        lock: descriptor of the lock that the caller holds.
+        log: is told one line per step that takes long.
+
+    Raises:
+        ModelError: a package is missing, its file is another one, or the conversion failed.
+    """
     gguf = recipe.find_gguf()
     missing = [module for module in recipe.REQUIRES if importlib.util.find_spec(module) is None]
     if gguf is None or missing:
@@ -100,7 +116,8 @@ def _build(recipe: ModuleType, target: Path, lock: int, log: Callable[[str], Non
     for stale in target.parent.glob(f".{target.name}.tmp-*"):  # of a process that was killed: we hold the lock
         shutil.rmtree(stale)
     work = target.parent / f".{target.name}.tmp-{os.getpid()}"
-    fresh, old = work / "fresh", work / "old"
+    fresh = work / "fresh"
+    old = work / "old"
     fresh.mkdir(parents=True)
     try:
         log(f"making {target} from {gguf.name} (once, about half a minute)")
@@ -118,7 +135,7 @@ def _build(recipe: ModuleType, target: Path, lock: int, log: Callable[[str], Non
 def _convert(recipe: ModuleType, gguf: Path, out: Path, lock: int) -> None:
     """Run the recipe in a process of its own (see smollm2.py), all its output on our stderr."""
     done = subprocess.run(
-        [sys.executable, recipe.__file__, str(gguf), str(out)],
+        [sys.executable, str(recipe.__file__), str(gguf), str(out)],
         stdin=subprocess.DEVNULL,
         stdout=sys.__stderr__,
         env={**os.environ, "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"},

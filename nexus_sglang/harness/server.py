@@ -22,13 +22,20 @@ START_SECONDS = 600
 
 
 def free_port() -> int:
+    """A TCP port of this machine that nobody listens on at the moment."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
 
 
 def command(model: str, port: int, *flags: str) -> list[str]:
-    """The command line of a server on this machine that reports cached tokens and rests when idle."""
+    """The command line of a server on this machine that reports cached tokens and rests when idle.
+
+    Args:
+        model: folder or name.
+        port: to listen on.
+        flags: more flags of ``sglang.launch_server``.
+    """
     launch = [sys.executable, "-m", "sglang.launch_server", "--model-path", model, "--host", "127.0.0.1"]
     return [*launch, "--port", str(port), "--skip-server-warmup", "--enable-cache-report", "--sleep-on-idle", *flags]
 
@@ -39,6 +46,10 @@ class ServerError(RuntimeError):
 
 def flush_cache(url: str, attempts: int = 60) -> None:
     """Empty the prefix cache of a server; waits until it agrees that it is idle.
+
+    Args:
+        url: of the server.
+        attempts: how often to ask, half a second apart.
 
     Raises:
         ServerError: it never was.
@@ -53,30 +64,39 @@ def flush_cache(url: str, attempts: int = 60) -> None:
 
 
 class Server:
-    """One server in a process group of its own.
+    """One server in a process group of its own; as a context it is ready inside and gone after.
 
     Args:
-        flags: command-line flags after the model path.
-        env: extra environment variables.
+        model: folder or name.
+        flags: more flags of ``sglang.launch_server``.
+        env: environment variables beside this process's own.
         port: 0 takes a free one.
     """
 
-    def __init__(self, model: str, *flags: str, env: dict[str, str] | None = None, port: int = 0):
+    def __init__(self, model: str, *flags: str, env: dict[str, str] | None = None, port: int = 0) -> None:
         self.port = port or free_port()
         self.log = tempfile.NamedTemporaryFile("w+", prefix="nexus-sglang-", suffix=".log", delete=False)
         self.command = command(model, self.port, *flags)
         defaults = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
         self.process = subprocess.Popen(
-            self.command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=subprocess.STDOUT,
-            start_new_session=True, env={**os.environ, **defaults, **(env or {})},
-        )  # fmt: skip
+            self.command,
+            stdin=subprocess.DEVNULL,
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, **defaults, **(env or {})},
+        )
 
     @property
     def url(self) -> str:
+        """Where it answers."""
         return f"http://127.0.0.1:{self.port}"
 
     def wait(self, progress: Callable[[float], None] = lambda seconds: None) -> Server:
-        """Return when it answers; ``progress`` hears the seconds passed, every 20.
+        """Return when it answers.
+
+        Args:
+            progress: is told the seconds passed, every 20.
 
         Raises:
             ServerError: it ended or was not ready in time; the message ends with its log.
@@ -98,10 +118,12 @@ class Server:
         raise ServerError(f"server did not come up in {START_SECONDS} s:\n{self.tail()}")
 
     def tail(self, lines: int = 40) -> str:
+        """The last lines of its log, each cut to 300 characters."""
         with open(self.log.name) as f:
             return "".join(line[:300].rstrip() + "\n" for line in f.readlines()[-lines:])
 
     def text(self) -> str:
+        """Its whole log."""
         with open(self.log.name) as f:
             return f.read()
 
@@ -137,7 +159,7 @@ class Server:
         self.stop()
 
     def generate(self, ids: list[int] | list[list[int]], tokens: int = 16, **options: Any) -> Any:
-        """See :func:`client.post_generate`."""
+        """One greedy request, see :func:`.client.post_generate`."""
         return post_generate(self.url, ids, tokens, **options)
 
     def info(self) -> dict[str, Any]:
@@ -145,5 +167,5 @@ class Server:
         return requests.get(self.url + "/server_info", timeout=60).json()["internal_states"][0]["nexus"]
 
     def flush(self) -> None:
-        """See :func:`flush_cache`."""
+        """Empty its prefix cache, see :func:`flush_cache`."""
         flush_cache(self.url)

@@ -12,12 +12,18 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+import torch
 
 from examples import demo
+from nexus_sglang import cli
+from nexus_sglang.errors import ConfigError
 from nexus_sglang.harness import server as serving
+from nexus_sglang.policy import Blocks, Evidence, make_policy
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+PROGRAMS = [path for path in EXAMPLES if '__name__ == "__main__"' in path.read_text(encoding="utf-8")]
+README = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
 HELD = {"logical": 60, "resident": 40, "evicted": 20, "peak_resident": 60, "budget": 40, "events": 1}
 
 
@@ -96,11 +102,41 @@ def test_agent_without_a_server_says_so():
     assert done.returncode == 1 and "multi_turn_agent" in done.stderr and "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_examples_explain_themselves(path):
-    module = ast.parse(path.read_text())  # not run: two of them import SGLang, which takes long
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.name)
+def test_programs_say_how_they_are_run(path):
+    module = ast.parse(path.read_text(encoding="utf-8"))  # not run: two of them import SGLang, which takes long
     assert f"python examples/{path.name}" in ast.get_docstring(module)
-    assert 'if __name__ == "__main__":' in path.read_text()
+    assert f"python examples/{path.name}" in README
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_the_readme_names_every_file(path):
+    assert f"[{path.name}]({path.name})" in README
+
+
+@pytest.fixture
+def passages(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    return make_policy("custom_policy:Passages", {})
+
+
+def test_custom_policy_is_listed_by_both_of_its_names(passages, capsys):
+    for name in ("custom_policy:Passages", "examples.custom_policy:Passages"):
+        assert cli.main(["policies", name]) == 0 and '"spill": 0.25' in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="spill 2 is not a number from 0 to 1"):
+        make_policy("custom_policy:Passages", {"spill": 2})
+
+
+def test_custom_policy_lends_to_the_blocks_beside(passages):
+    forced = torch.tensor([True, False, False, False, False, True])
+    index = torch.tensor([0, 1, 2, 5, 6, 7])  # blocks 3 and 4 are gone
+    blocks = Blocks(index, forced, torch.arange(6), torch.zeros(6, 0), 256, 0)
+    seen = torch.tensor([[9.0, 0.1, 0.2, 1.0, 0.1, 8.0]])
+    weights = passages.weigh(Evidence(seen), blocks).weights
+    assert weights[1:5].tolist() == pytest.approx([0.1, 0.2, 1.0, 0.25])
+    alone = make_policy("custom_policy:Passages", {"spill": 0}).weigh(Evidence(seen), blocks).weights
+    assert alone.tolist() == pytest.approx(seen[0].tolist())
+    assert seen[0, 4] == pytest.approx(0.1), "the evidence is left as it was"
 
 
 def turns(**changes) -> list[dict]:

@@ -1,4 +1,4 @@
-"""The examples against real servers: the offline engine, a frontend program with forks, an OpenAI client."""
+"""The examples against real servers: the offline engine, a frontend program with forks, an OpenAI client, a policy."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.server import Server, nexus_of, text_ids
 
 pytestmark = pytest.mark.server
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -44,3 +46,13 @@ def test_multi_turn_agent(small_pool):
     assert len(lines) == 8, "a header and seven turns"
     cached = [int(line.split()[2].replace(",", "")) for line in lines[1:]]
     assert all(later > 0 for later in cached[1:])
+
+
+def test_custom_policy(model_path, tokenizer):
+    """As the README says: the folder on PYTHONPATH, the class by module and name, a field in JSON."""
+    flags = ("--kv-policy", "custom_policy:Passages", "--kv-policy-config", '{"spill": 0.5}')
+    pool = ("--max-total-tokens", "4096", "--max-running-requests", "4")
+    with Server(model_path, *flags, *pool, env={"PYTHONPATH": str(EXAMPLES), "NEXUS_SGLANG_DEBUG": "1"}) as server:
+        assert server.info()["policy"] == "passages"
+        held = nexus_of(server.generate(text_ids(tokenizer, 1200, 3), 40))
+    assert held["evicted"] > 0 and held["resident"] <= held["budget"] + 32
