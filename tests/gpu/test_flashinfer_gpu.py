@@ -46,9 +46,11 @@ def decode_wrapper(slots, graph: bool, tensor_cores: bool = True):
     workspace = torch.empty(128 * 2**20, dtype=torch.uint8, device="cuda")
     indptr, last = ids([0, *torch.tensor(LENGTHS).cumsum(0).tolist()]), ids([1] * len(LENGTHS))
     buffers = dict(
-        use_cuda_graph=True, paged_kv_indptr_buffer=indptr.clone(), paged_kv_indices_buffer=slots.clone(),
+        use_cuda_graph=True,
+        paged_kv_indptr_buffer=indptr.clone(),
+        paged_kv_indices_buffer=slots.clone(),
         paged_kv_last_page_len_buffer=last.clone(),
-    )  # fmt: skip
+    )
     wrapper = BatchDecodeWithPagedKVCacheWrapper(
         workspace, "NHD", backend="fa2", use_tensor_cores=tensor_cores, **(buffers if graph else {})
     )
@@ -83,8 +85,18 @@ def test_prefill_with_a_prefix_tells_two_that_add_up(world):
     newest = torch.stack([mine[-1] for mine in slots.split(LENGTHS)]).long()
     k, v = (x[newest, 0] for x in pool)
     ragged.begin_forward(new, new, HEADS, KV_HEADS, DIM, q_data_type=torch.bfloat16)
-    paged.begin_forward(new, indptr, torch.cat(before), ids([1] * len(LENGTHS)), HEADS, KV_HEADS, DIM, 1,
-                        q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16)  # fmt: skip
+    paged.begin_forward(
+        new,
+        indptr,
+        torch.cat(before),
+        ids([1] * len(LENGTHS)),
+        HEADS,
+        KV_HEADS,
+        DIM,
+        1,
+        q_data_type=torch.bfloat16,
+        kv_data_type=torch.bfloat16,
+    )
     listener = LogSumExp()
     listener.listen([ragged, paged])
     ragged.forward_return_lse(queries, k, v, causal=True, sm_scale=SCALE)

@@ -18,8 +18,10 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here (torch.cuda.is_available() is false)"),
 ]
 BACKENDS = ("flashinfer", "triton")
-SHARED = ("--dtype", "bfloat16", "--max-total-tokens", "16384", "--chunked-prefill-size", "512", "--max-running-requests", "16",
-          "--skip-tokenizer-init", "--cuda-graph-max-bs-decode", "16")  # fmt: skip
+SHARED = (
+    "--dtype bfloat16 --max-total-tokens 16384 --chunked-prefill-size 512 --max-running-requests 16 "
+    "--skip-tokenizer-init --cuda-graph-max-bs-decode 16"
+).split()
 OURS = ("--kv-policy", "nexus", "--kv-budget", "0.2")
 NEAR_TIE = 0.05
 ASK = {"return_logprob": True, "top_logprobs_num": 20}
@@ -32,9 +34,15 @@ def small(tmp_path_factory) -> str:
 
     torch.manual_seed(0)
     shape = LlamaConfig(
-        vocab_size=2048, hidden_size=512, intermediate_size=1024, num_hidden_layers=4, num_attention_heads=8,
-        num_key_value_heads=2, max_position_embeddings=4096, initializer_range=0.06,
-    )  # fmt: skip
+        vocab_size=2048,
+        hidden_size=512,
+        intermediate_size=1024,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        initializer_range=0.06,
+    )
     folder = tmp_path_factory.mktemp("small")
     LlamaForCausalLM(shape).to(torch.bfloat16).save_pretrained(folder)
     return str(folder)

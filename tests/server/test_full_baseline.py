@@ -26,9 +26,11 @@ def test_stock_server_answers_as_hugging_face(stock, model_path, tokenizer):
             prompt = ids + tokenizer.encode(question.text)
             with torch.no_grad():
                 whole = model.generate(
-                    torch.tensor([prompt]), past_key_values=copy.deepcopy(cache), do_sample=False,
+                    torch.tensor([prompt]),
+                    past_key_values=copy.deepcopy(cache),
+                    do_sample=False,
                     max_new_tokens=question.tokens,
-                )  # fmt: skip
+                )
             theirs = tokenizer.decode(whole[0, len(prompt) :], skip_special_tokens=True)
             ours = stock.generate(prompt, question.tokens, ignore_eos=False)["text"]
             asked += 1

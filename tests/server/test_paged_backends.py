@@ -12,9 +12,10 @@ import pytest
 from tests.support.server import STRICT, Server, nexus_of, output_ids
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
-FLAGS = ("--kv-budget", "64", "--kv-min-tokens", "32", "--kv-block-size", "8", "--kv-window", "6", "--kv-recent-tokens",
-         "16", "--dtype", "float32", "--max-total-tokens", "1024", "--chunked-prefill-size", "64", "--max-running-requests",
-         "4", "--skip-tokenizer-init")  # fmt: skip
+FLAGS = (
+    "--kv-budget 64 --kv-min-tokens 32 --kv-block-size 8 --kv-window 6 --kv-recent-tokens 16 --dtype float32 "
+    "--max-total-tokens 1024 --chunked-prefill-size 64 --max-running-requests 4 --skip-tokenizer-init"
+).split()
 BACKENDS = {
     "triton": ("--attention-backend", "triton"),
     "flashinfer": ("--attention-backend", "flashinfer"),
@@ -31,9 +32,15 @@ def tiny(tmp_path_factory) -> str:
 
     torch.manual_seed(0)
     shape = LlamaConfig(
-        vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=2048, initializer_range=0.15,
-    )  # fmt: skip
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        initializer_range=0.15,
+    )
     folder = tmp_path_factory.mktemp("tiny")
     LlamaForCausalLM(shape).save_pretrained(folder)
     return str(folder)

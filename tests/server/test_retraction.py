@@ -14,8 +14,9 @@ from tests.support.server import STRICT, Server, healthy, output_ids, text_ids
 
 pytestmark = pytest.mark.server
 
-FLAGS = ("--max-total-tokens", "1024", "--chunked-prefill-size", "128", "--max-running-requests", "4",
-         "--schedule-conservativeness", "0.3")  # fmt: skip
+FLAGS = (
+    "--max-total-tokens 1024 --chunked-prefill-size 128 --max-running-requests 4 --schedule-conservativeness 0.3"
+).split()
 """Low conservativeness: all four are admitted at once, their answers then need 1,480 slots of 1,024."""
 
 
@@ -47,8 +48,9 @@ def test_fewer_retractions_than_stock_on_the_same_pool(model_path, tokenizer):
 
 def test_forced_retraction_gives_the_same_answers(model_path, tokenizer):
     """Retracted requests come back to the reduced cache and say the same."""
-    flags = ("--kv-policy", "nexus", "--dtype", "float32", "--max-total-tokens", "8192", "--chunked-prefill-size",
-             "128", "--max-running-requests", "4")  # fmt: skip
+    flags = (
+        "--kv-policy nexus --dtype float32 --max-total-tokens 8192 --chunked-prefill-size 128 --max-running-requests 4"
+    ).split()
     prompts = [text_ids(tokenizer, 500, seed=330 + i) for i in range(4)]
     answers = []
     for forced in ("0", "1"):

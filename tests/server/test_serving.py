@@ -159,12 +159,17 @@ def test_without_a_policy_the_package_changes_nothing(model_path, tokenizer):
     assert seen[0] == seen[1]
 
 
-@pytest.mark.parametrize("flags, words", [
-    (["--kv-policy", "nexus", "--speculative-algorithm", "NGRAM"], ["--speculative-algorithm", "Recipe: "]),
-    (["--kv-policy", "nexis"], ["--kv-policy 'nexis'", "'nexus'"]),
-    (["--kv-policy", "nexus", "--max-total-tokens", "700", "--chunked-prefill-size", "512"],
-     ["KV pool of 700 tokens", "2 x 512", "--chunked-prefill-size"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--kv-policy", "nexus", "--speculative-algorithm", "NGRAM"], ["--speculative-algorithm", "Recipe: "]),
+        (["--kv-policy", "nexis"], ["--kv-policy 'nexis'", "'nexus'"]),
+        (
+            ["--kv-policy", "nexus", "--max-total-tokens", "700", "--chunked-prefill-size", "512"],
+            ["KV pool of 700 tokens", "2 x 512", "--chunked-prefill-size"],
+        ),
+    ],
+)
 def test_refused_at_start(model_path, flags, words):
     """One clear error, before anything is served."""
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", model_path, *flags]

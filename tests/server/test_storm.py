@@ -30,8 +30,11 @@ def test_three_hundred_mixed_requests(small_pool, tokenizer):
             answer = small_pool.generate(ids, tokens)
             assert len(output_ids(answer)) == tokens
             return "answered"
-        body = {"input_ids": rng.choice(shared) + ids, "stream": rng.random() < 0.5,
-                "sampling_params": {"temperature": 0, "max_new_tokens": 200, "ignore_eos": True}}  # fmt: skip
+        body = {
+            "input_ids": rng.choice(shared) + ids,
+            "stream": rng.random() < 0.5,
+            "sampling_params": {"temperature": 0, "max_new_tokens": 200, "ignore_eos": True},
+        }
         try:
             requests.post(small_pool.url + "/generate", json=body, timeout=rng.uniform(0.01, 0.6), stream=True).close()
         except requests.RequestException:

@@ -15,16 +15,29 @@ TOOL = {"type": "function", "function": {"name": "read_log", "description": "Rea
 
 def ask(server: Server, messages: list[dict], custom: dict | None = None, tokens: int = 40, **fields) -> dict:
     """A greedy chat completion: ``text``, ``ids``, ``prompt`` (tokens), ``cached`` (tokens), ``held`` (meta_info)."""
-    body = {"model": "default", "messages": messages, "temperature": 0, "max_tokens": tokens, "ignore_eos": True,
-            "return_meta_info": True, "return_token_ids": True, **fields}  # fmt: skip
+    body = {
+        "model": "default",
+        "messages": messages,
+        "temperature": 0,
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "return_meta_info": True,
+        "return_token_ids": True,
+        **fields,
+    }
     if custom:
         body["custom_params"] = custom
     answer = requests.post(server.url + "/v1/chat/completions", json=body, timeout=600)
     answer.raise_for_status()
     choice = answer.json()["choices"][0]
     meta = choice["meta_info"]
-    return {"text": choice["message"]["content"], "ids": choice["response_token_ids"], "held": meta["nexus"][0],
-            "prompt": meta["prompt_tokens"], "cached": meta["cached_tokens"]}  # fmt: skip
+    return {
+        "text": choice["message"]["content"],
+        "ids": choice["response_token_ids"],
+        "held": meta["nexus"][0],
+        "prompt": meta["prompt_tokens"],
+        "cached": meta["cached_tokens"],
+    }
 
 
 def agent(system: str, number: int) -> list[dict]:
@@ -120,8 +133,10 @@ def test_the_first_user_message_is_pinned_where_the_server_says_so(model_path, t
             held = ask(server, messages, custom={"kv_trace": True}, tokens=40)["held"]
             pins.add(held["pinned"])
             gone |= {block for event in held["trace"] for block in event["blocks"]}
-            messages += [{"role": "assistant", "content": "Go on."},
-                         {"role": "user", "content": prose(150, seed=440 + turn)}]  # fmt: skip
+            messages += [
+                {"role": "assistant", "content": "Go on."},
+                {"role": "user", "content": prose(150, seed=440 + turn)},
+            ]
         ends = len(tokenizer.encode(tokenizer.apply_chat_template(messages[:2], tokenize=False)))
         assert len(pins) == 1 and ends <= pins.pop() < ends + 2 * 32
         assert gone and min(gone) * 32 >= ends, "what follows the task goes"

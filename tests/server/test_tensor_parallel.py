@@ -14,8 +14,10 @@ import pytest
 from tests.support.server import STRICT, Server, nexus_of, output_ids
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
-FLAGS = ("--kv-policy", "nexus", "--dtype", "float32", "--max-total-tokens", "8192", "--chunked-prefill-size", "512",
-         "--max-running-requests", "4", "--skip-tokenizer-init")  # fmt: skip
+FLAGS = (
+    "--kv-policy nexus --dtype float32 --max-total-tokens 8192 --chunked-prefill-size 512 "
+    "--max-running-requests 4 --skip-tokenizer-init"
+).split()
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +28,16 @@ def eight_heads(tmp_path_factory) -> str:
 
     torch.manual_seed(0)
     shape = LlamaConfig(
-        vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=3, num_attention_heads=8,
-        num_key_value_heads=4, max_position_embeddings=8192, initializer_range=0.25, tie_word_embeddings=False,
-    )  # fmt: skip
+        vocab_size=512,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=3,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=8192,
+        initializer_range=0.25,
+        tie_word_embeddings=False,
+    )
     folder = tmp_path_factory.mktemp("eight-heads")
     LlamaForCausalLM(shape).save_pretrained(folder)
     return str(folder)

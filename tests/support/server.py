@@ -12,16 +12,7 @@ __all__ = ["STRICT", "WIDE", "Server", "free_port", "healthy", "nexus_of", "outp
 STRICT = {"NEXUS_SGLANG_DEBUG": "1", "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "2"}
 """Our invariants after every pass, and SGLang's own accounting checked while it is busy."""
 
-WIDE = (
-    "--dtype",
-    "float32",
-    "--max-total-tokens",
-    "16384",
-    "--chunked-prefill-size",
-    "512",
-    "--max-running-requests",
-    "8",
-)
+WIDE = "--dtype float32 --max-total-tokens 16384 --chunked-prefill-size 512 --max-running-requests 8".split()
 """Float32 and a pool that holds whole sessions."""
 
 

@@ -1,0 +1,41 @@
+"""Sizes that keep a file readable: lines of a file and of a function. Ruff checks the length of a line."""
+
+import ast
+
+from tests.support.layers import ROOT
+
+FOLDERS = ("nexus_sglang", "kernels", "patches", "examples", "benchmarks", "tests")
+FILE_LINES = 450
+FUNCTION_LINES = 60
+LONGER: dict[str, str] = {}
+"""``path: function`` of functions that may be longer -> why."""
+
+
+def too_large(path: str, source: str) -> list[str]:
+    """Faults of one file; a function's lines are those from its ``def`` to its end, docstring included."""
+    lines = len(source.splitlines())
+    faults = [f"{path}: {lines} lines"] if lines > FILE_LINES else []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = node.end_lineno - node.lineno + 1
+            if length > FUNCTION_LINES:
+                faults.append(f"{path}: {node.name} has {length} lines")
+    return faults
+
+
+def sources() -> dict[str, str]:
+    paths = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+    return {str(path.relative_to(ROOT)): path.read_text() for path in paths}
+
+
+def test_files_and_functions_are_short():
+    faults = [fault for path, source in sources().items() for fault in too_large(path, source)]
+    assert [fault for fault in faults if fault.partition(" has ")[0] not in LONGER] == []
+    assert len(LONGER) == len([fault for fault in faults if " has " in fault]), "an exception that is no longer needed"
+
+
+def test_a_long_file_and_a_long_function_are_found():
+    long = "def f():\n" + "    pass\n" * FUNCTION_LINES
+    assert too_large("a.py", long) == [f"a.py: f has {FUNCTION_LINES + 1} lines"]
+    assert too_large("a.py", "x = 1\n" * (FILE_LINES + 1)) == [f"a.py: {FILE_LINES + 1} lines"]
+    assert too_large("a.py", long[: -len("    pass\n")]) == []
