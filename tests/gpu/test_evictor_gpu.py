@@ -21,7 +21,8 @@ def history(policy: str, device: str) -> tuple:
     for length in range(401, 450):
         b.grow(1, length)
         b.evictor.after_decode(seq, lambda: 30)
-    b.table.check_integrity(), b.rows.check_integrity()
+    b.table.check_integrity()
+    b.rows.check_integrity()
     return seq.events, b.rows.slots.tolist(), b.table.free_physical.tolist()
 
 
@@ -39,7 +40,8 @@ def test_decode_waits_for_nothing(policy):
     length = 400
     while seq.evictions < 3:
         length += 1
-        b.grow(1, length), b.evictor.after_decode(seq, lambda: 30)
+        b.grow(1, length)
+        b.evictor.after_decode(seq, lambda: 30)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -49,4 +51,5 @@ def test_decode_waits_for_nothing(policy):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert seq.evictions > 6
-    b.table.check_integrity(), b.rows.check_integrity()
+    b.table.check_integrity()
+    b.rows.check_integrity()

@@ -12,7 +12,11 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here (torch.cuda.is_available() is false)"),
 ]
-HEADS, KV_HEADS, DIM, LENGTHS, SCALE = 8, 2, 64, (1, 70, 513), 0.11
+HEADS = 8
+KV_HEADS = 2
+DIM = 64
+LENGTHS = (1, 70, 513)
+SCALE = 0.11
 
 
 def ids(values) -> torch.Tensor:
@@ -44,7 +48,8 @@ def decode_wrapper(slots, graph: bool, tensor_cores: bool = True):
     from flashinfer import BatchDecodeWithPagedKVCacheWrapper
 
     workspace = torch.empty(128 * 2**20, dtype=torch.uint8, device="cuda")
-    indptr, last = ids([0, *torch.tensor(LENGTHS).cumsum(0).tolist()]), ids([1] * len(LENGTHS))
+    indptr = ids([0, *torch.tensor(LENGTHS).cumsum(0).tolist()])
+    last = ids([1] * len(LENGTHS))
     buffers = dict(
         use_cuda_graph=True,
         paged_kv_indptr_buffer=indptr.clone(),
@@ -63,7 +68,8 @@ def decode_wrapper(slots, graph: bool, tensor_cores: bool = True):
 @pytest.mark.parametrize("tensor_cores", [True, False])
 def test_decode_tells_it_to_base_2(world, tensor_cores):
     queries, pool, slots = world
-    wrapper, listener = decode_wrapper(slots, graph=False, tensor_cores=tensor_cores), LogSumExp()
+    wrapper = decode_wrapper(slots, graph=False, tensor_cores=tensor_cores)
+    listener = LogSumExp()
     silent = wrapper.forward(queries, pool, sm_scale=SCALE)
     listener.listen([wrapper])
     assert torch.equal(wrapper.forward(queries, pool, sm_scale=SCALE), silent), "listening changes nothing"
@@ -107,9 +113,11 @@ def test_prefill_with_a_prefix_tells_two_that_add_up(world):
 def test_a_graph_writes_it_beside_its_query(world):
     """Captured once, replayed with other queries, rows and positions."""
     queries, pool, slots = world
-    wrapper, listener = decode_wrapper(slots, graph=True), LogSumExp()
+    wrapper = decode_wrapper(slots, graph=True)
+    listener = LogSumExp()
     window = QueryWindow({0: LayerShape(HEADS, DIM, SCALE)}, 9, 16, torch.bfloat16, "cuda", with_lse=True)
-    rows, positions = torch.tensor([0, 0, 0], device="cuda"), torch.tensor([1, 1, 1], device="cuda")
+    rows = torch.tensor([0, 0, 0], device="cuda")
+    positions = torch.tensor([1, 1, 1], device="cuda")
 
     def step():
         plan = window.plan_decode(rows, positions)
@@ -122,7 +130,8 @@ def test_a_graph_writes_it_beside_its_query(world):
     with torch.cuda.graph(graph):
         step()
     for at in range(3):
-        rows.copy_(torch.tensor([7, 2, 5])), positions.copy_(torch.tensor([20, 31, 500]) + at)
+        rows.copy_(torch.tensor([7, 2, 5]))
+        positions.copy_(torch.tensor([20, 31, 500]) + at)
         queries.normal_()
         graph.replay()
         for i, (row, position) in enumerate(zip(rows.tolist(), positions.tolist(), strict=True)):

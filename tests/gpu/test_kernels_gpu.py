@@ -38,23 +38,24 @@ def test_cuda_tensors_take_triton():
 
 def everything_once():
     """Call every kernel on made-up CUDA tensors; returns a function that does it again."""
-    b, n = 4, 1024
+    b = 4
+    n = 1024
     ids = torch.arange(n, device="cuda")
-    weights, identity = torch.rand(b, n, device="cuda"), torch.arange(b * n, device="cuda").view(b, n)
+    weights = torch.rand(b, n, device="cuda")
+    identity = torch.arange(b * n, device="cuda").view(b, n)
     lengths = torch.full((b,), n, device="cuda")
-    candidates, freed = (
-        torch.ones(b, n, dtype=torch.bool, device="cuda"),
-        torch.zeros(n, dtype=torch.int64, device="cuda"),
-    )
-    queries, pools = torch.randn(2, 16, 8, 64, device="cuda"), [torch.randn(n, 2, 64, device="cuda") for _ in range(2)]
+    candidates = torch.ones(b, n, dtype=torch.bool, device="cuda")
+    freed = torch.zeros(n, dtype=torch.int64, device="cuda")
+    queries = torch.randn(2, 16, 8, 64, device="cuda")
+    pools = [torch.randn(n, 2, 64, device="cuda") for _ in range(2)]
     starts = torch.arange(0, n + 1, 32, dtype=torch.int32, device="cuda")
-    rows, out, slots = (
-        torch.rand(b, 16, n, device="cuda"),
-        torch.zeros(16, n // 32, device="cuda"),
-        ids.int().repeat(b, 1),
-    )
-    windows, positions = torch.full((b,), 16, device="cuda"), torch.zeros_like(slots)
-    ring, lse_ring = torch.zeros(20, 16, 8, 64, device="cuda"), torch.zeros(20, 16, 8, device="cuda")
+    rows = torch.rand(b, 16, n, device="cuda")
+    out = torch.zeros(16, n // 32, device="cuda")
+    slots = ids.int().repeat(b, 1)
+    windows = torch.full((b,), 16, device="cuda")
+    positions = torch.zeros_like(slots)
+    ring = torch.zeros(20, 16, 8, 64, device="cuda")
+    lse_ring = torch.zeros(20, 16, 8, device="cuda")
 
     def again():
         block_attention.block_attention_rows(

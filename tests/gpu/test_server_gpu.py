@@ -78,7 +78,9 @@ def test_what_is_not_evicted_equals_stock(pair):
 def test_evicted_logits_equal_dense_attention_without_the_evicted_keys(pair, small):
     """Prefill eviction, many decode evictions inside CUDA graphs, then many tokens at once on what is left."""
     ours, _ = pair
-    dense, prompt, gaps = DenseMasked(small), tokens(1000, seed=7), {}
+    dense = DenseMasked(small)
+    prompt = tokens(1000, seed=7)
+    gaps = {}
     for name, custom in (("full", {"kv_evict": False, "kv_trace": True}), ("evicted", {"kv_trace": True})):
         first = ours.generate(prompt, 200, custom=custom, **ASK)
         whole = prompt + output_ids(first)

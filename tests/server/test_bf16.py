@@ -14,7 +14,8 @@ NEAR_TIE = 0.25  # logits of this model reach 32, where neighbouring bf16 number
 def test_differences_are_near_ties(small_pool, model_path, tokenizer):
     lengths = [5, 17, 31, 32, 33, 64, 100, 128, 200, 257, 300, 400, 511, 600, 700, 801, 900, 1024, 1100, 1400]
     ask = {"return_logprob": True, "top_logprobs_num": 5}
-    differing, pool = 0, ("--max-total-tokens", "8192", "--chunked-prefill-size", "512", "--max-running-requests", "4")
+    differing = 0
+    pool = ("--max-total-tokens", "8192", "--chunked-prefill-size", "512", "--max-running-requests", "4")
     with Server(model_path, *pool, env={"SGLANG_PLUGINS": "nexus-cpu"}) as stock:
         for i, n in enumerate(lengths):
             prompt = text_ids(tokenizer, n, seed=100 + i)
@@ -33,7 +34,9 @@ def test_differences_are_near_ties(small_pool, model_path, tokenizer):
 
 def test_evicted_logits_equal_the_oracle_to_noise(small_pool, model_path, tokenizer):
     """The float32 oracle on the same bf16 weights; the noise level is that of the full cache on the same prompt."""
-    prompt, dense, gaps = text_ids(tokenizer, 1000, seed=1), DenseMasked(model_path), {}
+    prompt = text_ids(tokenizer, 1000, seed=1)
+    dense = DenseMasked(model_path)
+    gaps = {}
     for name, custom in (("full", {"kv_evict": False, "kv_trace": True}), ("evicted", {"kv_trace": True})):
         answer = small_pool.generate(prompt, 32, return_logprob=True, top_logprobs_num=20, custom=custom)
         held = nexus_of(answer)

@@ -16,10 +16,12 @@ def test_stock_server_answers_as_hugging_face(stock, model_path, tokenizer):
     from transformers import AutoModelForCausalLM, DynamicCache
 
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
-    asked, differing = 0, []
+    asked = 0
+    differing = []
     for seed in range(4):
         document = make_document(500 + seed, 1000, lambda text: len(tokenizer.encode(text)))
-        ids, cache = tokenizer.encode(document.text), DynamicCache()
+        ids = tokenizer.encode(document.text)
+        cache = DynamicCache()
         with torch.no_grad():
             model(torch.tensor([ids]), past_key_values=cache)
         for question in document.questions[: 50 - asked]:

@@ -48,7 +48,8 @@ def tiny(tmp_path_factory) -> str:
 
 def session(server: Server) -> list[tuple]:
     """Two turns of a conversation: tokens, evictions and cached tokens of every answer."""
-    rng, seen = random.Random(5), []
+    rng = random.Random(5)
+    seen = []
     ids = [rng.randrange(3, 500) for _ in range(130)]  # the last chunk is shorter than the query window
     for more in (20, 6):
         answer = server.generate(ids, more, custom={"kv_trace": True})
@@ -66,9 +67,11 @@ def wanted(tiny):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_paged_backend_serves_what_torch_native_serves(tiny, wanted, backend):
     assert [len(trace) > 0 for _, trace, _ in wanted] == [True, True] and wanted[1][2] == 130 + 20 - 1
-    policy, env = "nexus", {**STRICT, "TRITON_INTERPRET": "1"}
+    policy = "nexus"
+    env = {**STRICT, "TRITON_INTERPRET": "1"}
     if backend == "flashinfer":
-        policy, env = "tests.support.flashinfer_stand_in:Nexus", {**env, **STAND_IN}
+        policy = "tests.support.flashinfer_stand_in:Nexus"
+        env = {**env, **STAND_IN}
     with Server(tiny, *FLAGS, "--kv-policy", policy, *BACKENDS[backend], env=env) as server:
         assert session(server) == wanted
         log = server.text()

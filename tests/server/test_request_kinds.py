@@ -46,7 +46,8 @@ def test_logprobs_after_an_evicted_prompt(ours, tokenizer):
 
 def test_a_pause_that_retracts_is_counted_and_the_report_goes_on(ours, tokenizer):
     ours.flush()
-    ids, before = text_ids(tokenizer, 900, seed=204), ours.info()
+    ids = text_ids(tokenizer, 900, seed=204)
+    before = ours.info()
     whole = ours.generate(ids, 72)
     ours.flush()
     with ThreadPoolExecutor(1) as threads:
@@ -58,7 +59,9 @@ def test_a_pause_that_retracts_is_counted_and_the_report_goes_on(ours, tokenizer
         for path, body in (("pause_generation", {"mode": "retract"}), ("continue_generation", {})):
             assert requests.post(f"{ours.url}/{path}", json=body, timeout=60).ok
         answer = running.result(600)
-    held, after, retracted = nexus_of(answer), ours.info(), answer["meta_info"]["num_retractions"]
+    held = nexus_of(answer)
+    after = ours.info()
+    retracted = answer["meta_info"]["num_retractions"]
     assert retracted >= 1 and after["retractions"] - before["retractions"] == retracted
     assert after["sequences"] - before["sequences"] == 2, "a request that comes back is no new sequence"
     assert held["events"] == len(held["trace"]) and held["tokens_evicted"] == sum(e["tokens"] for e in held["trace"])

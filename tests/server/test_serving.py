@@ -23,20 +23,24 @@ def prompts(tokenizer) -> list[list[int]]:
 def test_budget_one_is_stock_token_for_token(ours, stock, tokenizer):
     whole = {"custom": {"kv_budget": 1.0}}
     for first in prompts(tokenizer):
-        mine, theirs = ours.generate(first, 16, **whole), stock.generate(first, 16)
+        mine = ours.generate(first, 16, **whole)
+        theirs = stock.generate(first, 16)
         assert output_ids(mine) == output_ids(theirs)
         assert nexus_of(mine)["evicted"] == 0
         follow = first + output_ids(theirs) + text_ids(tokenizer, 20, seed=len(first))
-        mine, theirs = ours.generate(follow, 16, **whole), stock.generate(follow, 16)
+        mine = ours.generate(follow, 16, **whole)
+        theirs = stock.generate(follow, 16)
         assert output_ids(mine) == output_ids(theirs)
         assert mine["meta_info"]["cached_tokens"] == theirs["meta_info"]["cached_tokens"]
 
 
 def test_cached_tokens_equal_stock_after_eviction(ours, stock, tokenizer):
-    ours.flush(), stock.flush()
+    ours.flush()
+    stock.flush()
     prompt = text_ids(tokenizer, 1200, seed=31)
     for turn in range(4):
-        mine, theirs = ours.generate(prompt, 24), stock.generate(prompt, 24)
+        mine = ours.generate(prompt, 24)
+        theirs = stock.generate(prompt, 24)
         assert mine["meta_info"]["cached_tokens"] == theirs["meta_info"]["cached_tokens"]
         held = nexus_of(mine)
         # What is in flight when the budget is judged: the tokens that were not cached, at most a chunk of 512.
@@ -85,7 +89,8 @@ def test_cold_warm_and_flushed(ours, tokenizer):
     prompt = text_ids(tokenizer, 700, seed=80)
     for custom, exact in (({"kv_evict": False}, True), ({"kv_trace": True}, False)):
         ours.flush()
-        cold, warm = ours.generate(prompt, 12, custom=custom), ours.generate(prompt, 12, custom=custom)
+        cold = ours.generate(prompt, 12, custom=custom)
+        warm = ours.generate(prompt, 12, custom=custom)
         ours.flush()
         again = ours.generate(prompt, 12, custom=custom)
         assert [a["meta_info"]["cached_tokens"] for a in (cold, warm, again)] == [0, 699, 0]

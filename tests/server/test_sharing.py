@@ -41,7 +41,8 @@ def test_a_neighbour_over_budget_changes_nothing(ours, tokenizer):
     """Two running requests share a prefix; the long answer of one evicts, the other's output stays its own."""
     ours.flush()
     prefix = text_ids(tokenizer, 600, seed=220)
-    quiet, loud = prefix + [1200] + text_ids(tokenizer, 20, 221), prefix + [1300] + text_ids(tokenizer, 300, 222)
+    quiet = prefix + [1200] + text_ids(tokenizer, 20, 221)
+    loud = prefix + [1300] + text_ids(tokenizer, 300, 222)
     whole = {"kv_pin_tokens": len(prefix)}
     alone = output_ids(ours.generate(quiet, 60, custom=whole))
     ours.flush()

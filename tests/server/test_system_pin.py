@@ -128,7 +128,8 @@ def test_the_first_user_message_is_pinned_where_the_server_says_so(model_path, t
     messages = [{"role": "system", "content": "You are an agent."}, task]
     flags = ["--kv-policy", "nexus", "--kv-budget", "300", "--kv-pin-first-user", "true", "--kv-pin-system", "false"]
     with Server(model_path, *flags, *WIDE, env=STRICT) as server:
-        pins, gone = set(), set()
+        pins = set()
+        gone = set()
         for turn in range(5):
             held = ask(server, messages, custom={"kv_trace": True}, tokens=40)["held"]
             pins.add(held["pinned"])

@@ -99,7 +99,8 @@ def upwards(sources: dict[str, str]) -> list[str]:
     floor_of = {name: floor for floor, names in enumerate(FLOORS) for name in names}
     faults = [f"{module}: its room is on no floor" for module in sources if room(module) not in floor_of]
     for one in imports(sources):
-        here, there = room(one.module), room(one.target)
+        here = room(one.module)
+        there = room(one.target)
         if one.target.split(".")[0] != PACKAGE or here == there or here not in floor_of:
             continue
         too_high = there not in floor_of or floor_of[there] >= floor_of[here]

@@ -48,7 +48,8 @@ def prose(words: int, seed: int) -> str:
     verbs = "crossed,remembered,painted,ignored,repaired,sold,followed,described".split(",")
     objects = "the harbour,a blue letter,seven lanterns,the northern road,an empty theatre,the winter market".split(",")
     tails = "before noon,without a word,in heavy rain,for the third time,near the station,as promised".split(",")
-    sentences, count = [], 0
+    sentences = []
+    count = 0
     while count < words:
         s = " ".join(rng.choice(part) for part in (subjects, verbs, objects, tails))
         s = f"{s} in {rng.randint(1400, 2100)}."
