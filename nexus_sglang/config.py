@@ -142,7 +142,7 @@ class Flag(NamedTuple):
 
     Attributes:
         field: its name in :class:`NexusConfig`.
-        read: turns what the user wrote into the field's value, given the flag's name for the message of its ConfigError.
+        read: turns what the user wrote into the field's value; gets the flag's name too, for its ConfigError.
         default: value where the user says nothing; for the policy, that none is on.
         metavar: stands for the value in ``--help``.
         help: what it means, without the default.

@@ -88,7 +88,10 @@ def test_what_is_refused_exists():
 
 
 @pytest.mark.parametrize("default, flashinfer, chosen", [
-    ("fa3", True, "flashinfer"), ("trtllm_mha", False, "triton"), ("flashinfer", True, None), ("torch_native", False, None),
+    ("fa3", True, "flashinfer"),
+    ("trtllm_mha", False, "triton"),
+    ("flashinfer", True, None),
+    ("torch_native", False, None),
 ])  # fmt: skip
 def test_a_default_without_a_reader_is_replaced(default, flashinfer, chosen, monkeypatch, caplog):
     from sglang.srt import runtime_context

@@ -1,8 +1,11 @@
-"""Pin the system prompt and the tool definitions of a chat request: what an agent shares with its siblings, whether
-or not one of them is here. On request its first user message too: the task, told once and needed to the end.
+"""Pin the system prompt and the tool definitions of a chat request.
 
-Runs in the HTTP process, where SGLang turns messages into token ids. No template is known here: the leading messages
-are rendered once more with another message behind them, and what both prompts begin with is pinned.
+Agents of one kind share them, and they are kept whole even when no other agent with the same prompt is running. With
+``--kv-pin-first-user`` the first user message is pinned too: an agent's task is said once and needed to the end.
+
+Runs in the process that serves HTTP, where SGLang turns messages into token ids. Nothing is assumed about the chat
+template: the leading messages are rendered once more with another message after them, and what both prompts have in
+common at their start is pinned.
 """
 
 from __future__ import annotations
@@ -32,21 +35,29 @@ REMEMBERED = 256
 
 
 def leading(messages: Sequence[Any], first_user: bool = False) -> list[Any]:
-    """The system and developer messages before the first of another role, and that one if it is the user's and
-    ``first_user`` asks for it."""
+    """The messages that a conversation begins with: those of the system and the developer.
+
+    Args:
+        messages: of a chat request, in order.
+        first_user: whether the first message after them belongs to it, where it is the user's.
+    """
     end = next((i for i, message in enumerate(messages) if message.role not in LEADING_ROLES), len(messages))
     return list(messages[: end + (first_user and end < len(messages) and messages[end].role == "user")])
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many leading ids two prompts have in common."""
+    """How many leading token ids two prompts have in common."""
     n = min(len(one), len(other))
     differs = np.flatnonzero(np.asarray(one[:n]) != np.asarray(other[:n]))
     return int(differs[0]) if len(differs) else n
 
 
 def stand_in(message: Any) -> str:
-    """Text that starts with another character than ``message`` does."""
+    """Text for another message, which starts with another character than this one.
+
+    Args:
+        message: of a chat request; None where the conversation ends.
+    """
     content = getattr(message, "content", None)
     if isinstance(content, list):
         content = next((part.text for part in content if getattr(part, "text", None)), "")
@@ -54,7 +65,11 @@ def stand_in(message: Any) -> str:
 
 
 class Prefixes:
-    """The last rendered prefixes, by what they were rendered from. Safe to use from several threads."""
+    """The last rendered prefixes, by what they were rendered from. Safe to use from several threads.
+
+    Args:
+        size: how many are kept.
+    """
 
     def __init__(self, size: int = REMEMBERED):
         self.size = size
@@ -62,7 +77,15 @@ class Prefixes:
         self._lock = threading.Lock()
 
     def ids(self, serving: Any, probe: Any) -> np.ndarray:
-        """Token ids, int32 ``[n]``, of a chat request as SGLang's ``OpenAIServingChat`` renders it."""
+        """Token ids of a chat request.
+
+        Args:
+            serving: SGLang's ``OpenAIServingChat``, which renders it.
+            probe: its ``ChatCompletionRequest``.
+
+        Returns:
+            int32 ``[tokens]``.
+        """
         # Templates may print the date.
         text = time.strftime("%Y-%m-%d") + probe.model_dump_json(include=SHAPES_THE_PREFIX)
         key = hashlib.sha256(text.encode()).digest()
@@ -86,14 +109,17 @@ _behind_responses: ContextVar[Any] = ContextVar("_behind_responses", default=Non
 def pin_length(
     serving: Any, request: Any, prompt_ids: Sequence[int], prefixes: Prefixes | None = None, first_user: bool = False
 ) -> int:
-    """Leading tokens of ``prompt_ids`` that hold the system messages and tools of a chat request.
+    """How many leading tokens hold the system messages and tools of a chat request.
 
     Args:
-        serving: SGLang's ``OpenAIServingChat``. request: its ``ChatCompletionRequest``, after conversion.
-        first_user: pin its first user message as well.
+        serving: SGLang's ``OpenAIServingChat``.
+        request: its ``ChatCompletionRequest``, after conversion.
+        prompt_ids: token ids of the request's prompt.
+        prefixes: where rendered prefixes are kept; None for those of this process.
+        first_user: whether its first user message is pinned as well.
 
     Returns:
-        0 for a request that has nothing of the kind.
+        Tokens; 0 for a request that has nothing of the kind.
     """
     head = leading(request.messages, first_user)
     tools = request.tools and request.tool_choice != "none"
@@ -112,9 +138,14 @@ def pin_length(
 
 
 def _pin(serving: Any, request: Any, generate: Any) -> None:
-    """Put the length into the sampling parameters of a ``GenerateReqInput`` as ``kv_pin_tokens``.
+    """Put the length into the sampling parameters of a request, as the hint ``kv_pin_tokens``.
 
     A client's own ``kv_pin_tokens`` stands. Whatever goes wrong here costs the pin, never the request.
+
+    Args:
+        serving: SGLang's ``OpenAIServingChat``.
+        request: its ``ChatCompletionRequest``.
+        generate: the ``GenerateReqInput`` that was made of it.
     """
     global _warned
     config = carrier.current()
@@ -127,8 +158,12 @@ def _pin(serving: Any, request: Any, generate: Any) -> None:
         pin = pin_length(serving, request, generate.input_ids, first_user=config.pin_first_user)
     except Exception as err:
         if not _warned:
-            logger.warning("--kv-pin-system, --kv-pin-first-user: this chat template does not render what a conversation "
-                           "begins with alone, nothing is pinned (%s: %s)", type(err).__name__, err)  # fmt: skip
+            logger.warning(
+                "--kv-pin-system, --kv-pin-first-user: this chat template does not render what a conversation begins "
+                "with alone, nothing is pinned (%s: %s)",
+                type(err).__name__,
+                err,
+            )
         _warned = True
         return
     if pin:
@@ -141,7 +176,7 @@ def pin_chat(result: tuple[Any, Any], serving: Any, request: Any, *args: Any, **
 
 
 def note_responses(result: Any, serving: Any, request: Any, *args: Any, **kwargs: Any) -> None:
-    """AFTER ``OpenAIServingChat._process_messages``: remember the chat request that ``/v1/responses`` makes and drops."""
+    """AFTER ``OpenAIServingChat._process_messages``: remember the chat request that ``/v1/responses`` makes."""
     from sglang.srt.entrypoints.openai.serving_responses import OpenAIServingResponses
 
     if isinstance(serving, OpenAIServingResponses):

@@ -1,8 +1,4 @@
-"""``--kv-*`` flags for ``launch_server``, ``sglang serve`` and ``sgl.Engine``.
-
-SGLang's ``ServerArgs`` cannot take fields from outside, so the validated config travels in one environment
-variable (``carrier``).
-"""
+"""``--kv-*`` flags for ``launch_server``, ``sglang serve`` and ``sgl.Engine``: checked, then handed to ``carrier``."""
 
 from __future__ import annotations
 
@@ -10,6 +6,7 @@ import argparse
 import inspect
 import os
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -23,7 +20,13 @@ from . import chat_pins
 
 
 def config_from(settings: dict[str, Any]) -> NexusConfig | None:
-    """Validated config from ``kv_*`` keywords; None when no policy is asked for.
+    """The config that a user asks for.
+
+    Args:
+        settings: values by keyword (``kv_budget``), as text or as Python objects. Other keywords are ignored.
+
+    Returns:
+        None when no policy is asked for.
 
     Raises:
         ConfigError: a bad value, or a ``kv_*`` setting without ``kv_policy``.
@@ -43,6 +46,13 @@ def config_from(settings: dict[str, Any]) -> NexusConfig | None:
 def stamp(server_args: Any, config: NexusConfig | None) -> Any:
     """Publish the config and tie it to these arguments, so that a launch with other arguments does not inherit it.
 
+    Args:
+        server_args: SGLang's ``ServerArgs``.
+        config: None for no policy.
+
+    Returns:
+        ``server_args``.
+
     Raises:
         SelfCheckError: there is a policy, and a hook of this process is missing.
     """
@@ -54,7 +64,7 @@ def stamp(server_args: Any, config: NexusConfig | None) -> Any:
 
 
 def add_cli_args(result: Any, parser: argparse.ArgumentParser) -> None:
-    """AFTER ``ServerArgs.add_cli_args``."""
+    """AFTER ``ServerArgs.add_cli_args``: add ours."""
     group = parser.add_argument_group("KV-cache eviction (nexus-sglang)")
     for flag in FLAGS:
         group.add_argument(
@@ -66,8 +76,12 @@ def add_cli_args(result: Any, parser: argparse.ArgumentParser) -> None:
         )
 
 
-def from_cli_args(original, cls, args: argparse.Namespace):
-    """AROUND ``ServerArgs.from_cli_args``."""
+def from_cli_args(original: Callable, cls: type, args: argparse.Namespace) -> Any:
+    """AROUND ``ServerArgs.from_cli_args``: read ours, and hook the chat endpoints where chats are pinned.
+
+    Raises:
+        SystemExit: a setting is not usable.
+    """
     try:
         config = config_from(vars(args))
     except ConfigError as err:
@@ -77,10 +91,13 @@ def from_cli_args(original, cls, args: argparse.Namespace):
     return stamp(original(cls, args), config)
 
 
-def engine_args(engine, **kwargs):
-    """In place of ``Engine.server_args_class``: takes our keywords out and publishes them.
+def engine_args(engine: Any, **kwargs: Any) -> Any:
+    """In place of ``Engine.server_args_class``, which makes ``ServerArgs`` of an engine's keywords: takes ours out.
 
     SGLang loads plugins inside ``Engine.__init__``, so wrapping that would miss the first engine of a process.
+
+    Raises:
+        ConfigError: a setting is not usable.
     """
     from sglang.srt.server_args import ServerArgs
 
@@ -89,27 +106,28 @@ def engine_args(engine, **kwargs):
 
 
 class ReadyMadeArgs:
-    """``Engine.server_args``, set by ``Engine.__init__`` once plugins are loaded: refuses ``kv_*`` keywords beside a
-    ``server_args`` that the caller made, where SGLang reads no other keyword and the engine would serve without eviction.
+    """In place of ``Engine.server_args``: refuses ``kv_*`` keywords beside a ``server_args`` that the caller made.
 
-    Plugins are loaded by ``Engine.__init__`` itself, so no wrapper around that can see the keywords of the first engine
-    of a process. They are read in its frame, when it assigns this attribute (``hook_table.LAUNCH_REPLACES``).
+    SGLang reads no other keyword then, and the engine would serve without eviction. Plugins are loaded by
+    ``Engine.__init__`` itself, so no wrapper around that can see the keywords of the first engine of a process. They
+    are read in its frame, when it assigns this attribute (``hook_table.LAUNCH_REPLACES``).
     """
 
-    def __get__(self, engine, owner=None):
+    def __get__(self, engine: Any, owner: type | None = None) -> Any:
         if engine is None:
             return self
         if "server_args" not in vars(engine):
             raise AttributeError("server_args")
         return vars(engine)["server_args"]
 
-    def __set__(self, engine, value):
+    def __set__(self, engine: Any, value: Any) -> None:
         given = _keywords_of_engine(sys._getframe(1))
-        stray = [f"{name}={given[name]!r}" for name in (flag.keyword for flag in FLAGS) if given.get(name) is not None]
-        if stray:
+        names = [flag.keyword for flag in FLAGS if given.get(flag.keyword) is not None]
+        if names:
+            stray = ", ".join(f"{name}={given[name]!r}" for name in names)
             raise ConfigError(
-                f"sgl.Engine(server_args=..., {', '.join(stray)}): SGLang reads no other keyword beside server_args. "
-                f"Give the server's arguments as keywords too: sgl.Engine(model_path=..., {', '.join(stray)})"
+                f"sgl.Engine(server_args=..., {stray}): SGLang reads no other keyword beside server_args. "
+                f"Give the server's arguments as keywords too: sgl.Engine(model_path=..., {stray})"
             )
         vars(engine)["server_args"] = value
 

@@ -1,4 +1,8 @@
-"""Combinations that cannot work, refused while SGLang resolves its arguments: flag, reason, legal recipe."""
+"""Combinations that cannot work, refused while SGLang resolves its arguments, before a model is loaded.
+
+Each refusal names the flag, the reason and a recipe. What only the built model shows is refused in the scheduler
+(``scheduler.built_check``).
+"""
 
 from __future__ import annotations
 
@@ -13,20 +17,26 @@ from nexus_sglang.sglang_plugin import carrier
 logger = logging.getLogger(__name__)
 
 ATTENTION_BACKENDS = ("torch_native", "triton", "flashinfer")
-"""Those with a reader for evicted sequences (``attention_hooks``)."""
+"""Those with a reader for evicted sequences (``sglang_plugin.attention``)."""
+
 VARIABLES = {
     "SGLANG_ENABLE_METADATA_GLUE_GRAPH": "a recorded plan would freeze how many tokens are resident",
     "SGLANG_RUST_SERVER": "it passes no meta_info of plugins on, and serves chats without their pins",
 }
 """Environment variables that do not go together with a policy, and why."""
+
 KV_DTYPES = ("auto", "bf16", "bfloat16")
+"""Values of ``--kv-cache-dtype`` that keep keys unquantised; ``auto`` is looked at again when the pool is built."""
 
 
 class Refusal(NamedTuple):
     """One rule.
 
     Attributes:
-        flag: what the user set. applies: predicate on the resolved arguments. why, recipe: for the message.
+        flag: what the user set.
+        applies: whether the resolved arguments break the rule.
+        why: reason, for the message.
+        recipe: legal alternative, for the message.
     """
 
     flag: str
@@ -36,19 +46,22 @@ class Refusal(NamedTuple):
 
 
 def _on(name: str) -> Callable[[Any], bool]:
+    """Applies where an argument is set at all."""
     return lambda args: bool(getattr(args, name, None))
 
 
 def _above_one(name: str) -> Callable[[Any], bool]:
+    """Applies where a number is above 1."""
     return lambda args: (getattr(args, name, 1) or 1) > 1
 
 
 def _interpreted() -> bool:
-    """Triton's kernels run in its interpreter, on the CPU: far too slow to serve, enough to test."""
+    """Whether Triton's kernels run in its interpreter, on the CPU: far too slow to serve, enough to test."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def _whole_prefill_graphs(args: Any) -> bool:
+    """Applies where a prefill is recorded as one graph, because the user or the model asks for it."""
     resolved = getattr(getattr(args, "cuda_graph_config", None), "prefill", None)
     return "full" in (args.cuda_graph_backend_prefill, getattr(resolved, "backend", None))
 
@@ -72,7 +85,8 @@ REFUSALS = (
     Refusal("--enable-flexkv", _on("enable_flexkv"), _HOST_COPIES, "drop the flag"),
     Refusal("--enable-unified-cache-external-linker", _on("enable_unified_cache_external_linker"),
             _HOST_COPIES, "drop the flag"),
-    Refusal("--enable-unified-memory", _on("enable_unified_memory"), "it has virtual slots of its own", "drop the flag"),
+    Refusal("--enable-unified-memory", _on("enable_unified_memory"),
+            "it has virtual slots of its own", "drop the flag"),
     Refusal("--enable-hisparse", _on("enable_hisparse"), "it has virtual slots of its own", "drop the flag"),
     Refusal("--enable-page-major-kv-layout", _on("enable_page_major_kv_layout"),
             "tokens are evicted one slot at a time", "drop the flag"),
@@ -88,7 +102,8 @@ REFUSALS = (
             "it replaces the attention that evicted sequences are read by", "drop the flag"),
     Refusal("--enable-mixed-chunk", _on("enable_mixed_chunk"),
             "a batch is prefill or decode here", "drop the flag"),
-    Refusal("--enable-two-batch-overlap", _on("enable_two_batch_overlap"), "it splits a batch under way", "drop the flag"),
+    Refusal("--enable-two-batch-overlap", _on("enable_two_batch_overlap"),
+            "it splits a batch under way", "drop the flag"),
     Refusal("--enable-single-batch-overlap", _on("enable_single_batch_overlap"),
             "it splits a batch under way", "drop the flag"),
     Refusal("--enable-pdmux", _on("enable_pdmux"), "it splits a batch under way", "drop the flag"),
@@ -102,7 +117,8 @@ REFUSALS = (
     Refusal("--enable-streaming-session", _on("enable_streaming_session"),
             "sessions keep rows of their own", "drop the flag: multi-turn prefixes are shared by the radix cache"),
     Refusal("--smg-grpc-mode", lambda a: a.smg_grpc_mode or a.grpc_mode,
-            "its own request manager serves chats without their pins", "use --grpc-port, which serves gRPC beside HTTP"),
+            "its own request manager serves chats without their pins",
+            "use --grpc-port, which serves gRPC beside HTTP"),
     Refusal("--enable-mis", _on("enable_mis"),
             "scoring many items at once switches the radix cache off", "drop the flag, or use --kv-policy none"),
     Refusal("--disable-radix-cache", _on("disable_radix_cache"),
@@ -113,14 +129,20 @@ REFUSALS = (
     Refusal("--kv-events-config", _on("kv_events_config"),
             "it would publish evicted blocks as resident", "drop the flag"),
     Refusal("--use-ray", _on("use_ray"), "the settings do not reach Ray actors", "drop the flag"),
-    Refusal("--is-embedding", _on("is_embedding"), "there is no generation to keep a cache for", "use --kv-policy none"),
+    Refusal("--is-embedding", _on("is_embedding"),
+            "there is no generation to keep a cache for", "use --kv-policy none"),
     Refusal("--kv-cache-dtype", lambda a: a.kv_cache_dtype not in KV_DTYPES,
             "block scores need unquantised keys", "use --kv-cache-dtype auto"),
 )  # fmt: skip
+# One rule in two lines, where the formatter would take five.
 
 
 def refuse(args: Any, model: Any = None) -> None:
-    """Check resolved SGLang arguments (and the model's config, where given).
+    """Check everything that is known before a model is loaded.
+
+    Args:
+        args: SGLang's resolved arguments.
+        model: SGLang's ``ModelConfig``; None to look at the arguments alone.
 
     Raises:
         ConfigError: for the first rule that applies.
@@ -162,68 +184,95 @@ def backend_with_reader(default: str, has_flashinfer: bool) -> str:
 def refuse_backend(backend: str, args: Any) -> None:
     """Check one attention backend.
 
+    Args:
+        backend: its name, as in ``--attention-backend``.
+        args: SGLang's resolved arguments, of which the device is looked at.
+
     Raises:
         ConfigError: it does not read compact rows, or cannot run on this device.
     """
     if backend not in ATTENTION_BACKENDS:
-        why, recipe = "it has no reader for evicted sequences", "--attention-backend flashinfer, or triton"
+        why = "it has no reader for evicted sequences"
+        recipe = "--attention-backend flashinfer, or triton"
     elif backend != "torch_native" and args.device == "cpu" and not (backend == "triton" and _interpreted()):
-        why, recipe = "it needs a GPU", "--attention-backend torch_native"
+        why = "it needs a GPU"
+        recipe = "--attention-backend torch_native"
     else:
         return
     raise ConfigError(f"--kv-policy does not work with --attention-backend {backend}: {why}. Recipe: {recipe}.")
 
 
 def refuse_model(model: Any) -> None:
-    """Check SGLang's ModelConfig.
+    """Check the config of a model.
+
+    Args:
+        model: SGLang's ``ModelConfig``.
 
     Raises:
         ConfigError: when the architecture's cache is not plain keys and values of full causal attention.
     """
-    recipe = "Recipe: a plain causal MHA or GQA model, or --kv-policy none."
-    name = ", ".join(getattr(model.hf_config, "architectures", None) or ["this model"])
+    found = None
     if getattr(model, "is_hybrid_swa", False) or (getattr(model, "sliding_window_size", None) or 0) > 0:
+        found = "its sliding window counts logical positions"
+    elif getattr(getattr(model, "attention_arch", None), "name", "MHA") != "MHA":
+        found = "it caches latent vectors (MLA)"
+    elif getattr(model, "is_encoder_decoder", False):
+        found = "encoder-decoder attention"
+    elif getattr(model, "is_multimodal", False):
+        found = "multimodal inputs"
+    elif getattr(model, "has_attention_sinks", False):
+        found = "block scores do not know its attention sinks"
+    elif not getattr(model, "is_generation", True):
+        found = "it does not generate"
+    if found:
+        name = ", ".join(getattr(model.hf_config, "architectures", None) or ["this model"])
         raise ConfigError(
-            f"--kv-policy does not work with {name}: its sliding window counts logical positions. {recipe}"
+            f"--kv-policy does not work with {name}: {found}. "
+            "Recipe: a plain causal MHA or GQA model, or --kv-policy none."
         )
-    if getattr(getattr(model, "attention_arch", None), "name", "MHA") != "MHA":
-        raise ConfigError(f"--kv-policy does not work with {name}: it caches latent vectors (MLA). {recipe}")
-    if getattr(model, "is_encoder_decoder", False):
-        raise ConfigError(f"--kv-policy does not work with {name}: encoder-decoder attention. {recipe}")
-    if getattr(model, "is_multimodal", False):
-        raise ConfigError(f"--kv-policy does not work with {name}: multimodal inputs. {recipe}")
-    if getattr(model, "has_attention_sinks", False):
-        raise ConfigError(
-            f"--kv-policy does not work with {name}: block scores do not know its attention sinks. {recipe}"
-        )
-    if not getattr(model, "is_generation", True):
-        raise ConfigError(f"--kv-policy does not work with {name}: it does not generate. {recipe}")
 
 
 def choose_backend(server_args: Any, previous: Callable[[Any], None]) -> None:
-    """SGLang resolution hook ``handle_attention_backend_compatibility``: where nobody chose a backend and SGLang's default
-    for the GPU has no reader for evicted sequences (fa3 on Hopper, trtllm_mha on Blackwell), take one that has."""
+    """In place of SGLang's resolution step ``handle_attention_backend_compatibility``.
+
+    Where nobody chose a backend, and SGLang's default for the GPU has no reader for evicted sequences (fa3 on Hopper,
+    trtllm_mha on Blackwell), it takes one that has.
+
+    Args:
+        server_args: SGLang's arguments, on their way to being resolved.
+        previous: the step as it was, called in any case.
+    """
     if getattr(server_args, "_nexus_config", None) is not None:
         from sglang.srt.arg_groups import model_override_base as resolution
         from sglang.srt.arg_groups.overrides import declare_resolution
         from sglang.srt.runtime_context import get_platform
 
         if resolution.is_attention_backend_not_set(resolution.resolving_view(server_args)):
-            model, mla = resolution.model_config_of(server_args), resolution.use_mla_backend(server_args)
-            default = resolution.get_default_attn_backend(server_args, mla, model)
+            model = resolution.model_config_of(server_args)
+            uses_mla = resolution.use_mla_backend(server_args)
+            default = resolution.get_default_attn_backend(server_args, uses_mla, model)
             chosen = backend_with_reader(default, get_platform().has_flashinfer)
             if chosen != default:
                 # Before SGLang's own step: that would also fit the page size to its default.
                 declare_resolution(server_args, "nexus", attention_backend=chosen)
                 logger.warning(
                     "--kv-policy: --attention-backend %s in place of %s, which has no reader for evicted sequences",
-                    chosen, default,
-                )  # fmt: skip
+                    chosen,
+                    default,
+                )
     previous(server_args)
 
 
 def validate(server_args: Any, previous: Callable[[Any], None]) -> None:
-    """SGLang resolution hook ``handle_other_validations``."""
+    """In place of SGLang's resolution step ``handle_other_validations``, the last: refuses what cannot work.
+
+    Args:
+        server_args: SGLang's arguments, resolved but for this step.
+        previous: the step as it was, called first.
+
+    Raises:
+        ConfigError: see :func:`refuse`.
+    """
     previous(server_args)
     config = getattr(server_args, "_nexus_config", None)
     carrier.publish(config)  # arguments that were not stamped are a launch without a policy
