@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from . import installer
+from .attention import paged, plain_torch
 from .installer import Replaced
 from .launcher import chat_pins, flags
-from .scheduler import hooks
+from .scheduler import admission, build, passes, reports, requests, reserve
 
 LAUNCH = flags.HOOKS
 """In every process of SGLang."""
@@ -13,8 +14,17 @@ LAUNCH = flags.HOOKS
 CHAT = chat_pins.HOOKS
 """In the process that serves HTTP, when a policy is on that pins what chat requests begin with."""
 
-SERVE = hooks.HOOKS
-"""In scheduler processes, when a policy is on."""
+SERVE = (
+    *reserve.HOOKS,
+    *build.HOOKS,
+    *plain_torch.HOOKS,
+    *paged.HOOKS,
+    *requests.HOOKS,
+    *admission.HOOKS,
+    *passes.HOOKS,
+    *reports.HOOKS,
+)
+"""In scheduler processes, when a policy is on: memory, parts, attention, then the way of a request."""
 
 ALL = (*LAUNCH, *CHAT, *SERVE)
 
@@ -59,7 +69,7 @@ SERVE_REPLACES = (
 """On objects that a scheduler has built, by the serving hooks."""
 
 OVERRIDING = (
-    "scheduler.admission.NexusPrefillBudget",
+    "scheduler.prefill_budget.NexusPrefillBudget",
     "scheduler.allocator.NexusAllocator",
     "scheduler.tree.NexusTreeCore",
 )

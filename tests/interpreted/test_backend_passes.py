@@ -16,8 +16,7 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from nexus_sglang.sglang_plugin.attention import backends as attention_hooks
-from nexus_sglang.sglang_plugin.attention import plain_torch as torch_native
+from nexus_sglang.sglang_plugin.attention import backends, paged, plain_torch
 from tests.support.paged_world import (
     DIM,
     HEADS,
@@ -71,7 +70,7 @@ def run(runner: Runner, mode: ForwardMode, rows: list[int], tokens: int = 1, vie
         out = backend.forward(q, k, v, LAYER, batch)
     queries = q.view(n, HEADS, DIM)
     slots = [torch.tensor(world.reference(row)) for row in rows]
-    want = torch_native.extend(queries, pool.keys, pool.values, slots, [tokens] * len(rows), LAYER.scaling)
+    want = plain_torch.extend(queries, pool.keys, pool.values, slots, [tokens] * len(rows), LAYER.scaling)
     return out.view(n, HEADS, DIM), queries, want
 
 
@@ -118,9 +117,7 @@ def test_replays_attend_to_the_resident_tokens(world, backend):
         slots = [torch.tensor(world.reference(row)) for row in rows] + [torch.zeros(1, dtype=torch.int64)] * (
             lanes - len(rows)
         )
-        want = torch_native.decode(
-            q.view(lanes, HEADS, DIM), runner.pool.keys, runner.pool.values, slots, LAYER.scaling
-        )
+        want = plain_torch.decode(q.view(lanes, HEADS, DIM), runner.pool.keys, runner.pool.values, slots, LAYER.scaling)
         torch.testing.assert_close(out, want, atol=2e-3, rtol=2e-3)
         world.evict(rows[0], 0.3)
 
@@ -149,7 +146,7 @@ class Heard:
         positions = window.positions(row, length)
         for p in positions.tolist():
             assert torch.equal(window.rings[0][row, p % W], self.queries[row, p]), f"row {row}, position {p}"
-        if self.lse and attention_hooks.reports_lse(runner):
+        if self.lse and backends.reports_lse(runner):
             told = window.lse(window.groups[0], row, positions)
             torch.testing.assert_close(told[0], torch.stack([self.lse[row, p] for p in positions.tolist()]))
 
@@ -181,7 +178,7 @@ def test_wrappers_that_are_passed_by_cost_a_warning_only(world, caplog):
     q = random(2, HEADS * DIM)
     with runner.passing([1, 2]) as backend:
         backend.init_forward_metadata(batch)
-        attention_hooks.keep_queries(lambda *args: "out", backend, q, None, None, LAYER, batch)
+        paged.keep_queries(lambda *args: "out", backend, q, None, None, LAYER, batch)
     window = runner.runtime.window
     assert (
         "passed by" in caplog.text and not window.lse_rings and window.lse(window.groups[0], 1, torch.arange(2)) is None
@@ -218,7 +215,7 @@ def test_a_recorded_decode_follows_its_input_buffers(world):
     def one_pass(ring, lse_ring, q, rows, positions):
         window.rings[0], window.lse_rings[0] = ring, lse_ring
         graph.req_pool_indices, graph.positions = rows, positions
-        attention_hooks.keep_queries(attention, backend, q, None, None, LAYER, graph)
+        paged.keep_queries(attention, backend, q, None, None, LAYER, graph)
         return ring, lse_ring
 
     ring, lse_ring, q = window.rings[0], window.lse_rings[0], torch.zeros(LANES, HEADS * DIM)

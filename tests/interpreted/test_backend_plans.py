@@ -169,9 +169,9 @@ def test_flashinfer_graph_replay_with_padding(steps, seed, wider):
 
 def test_logical_lengths_on_the_host_would_be_noticed(monkeypatch):
     """The check above has teeth: with the host's lengths left alone it fails."""
-    from nexus_sglang.sglang_plugin.attention import backends as attention_hooks
+    from nexus_sglang.sglang_plugin.attention import paged
 
-    shadow = attention_hooks.shadow_batch
+    shadow = paged.shadow_batch
 
     def half(batch, *args):
         out = shadow(batch, *args)
@@ -179,7 +179,7 @@ def test_logical_lengths_on_the_host_would_be_noticed(monkeypatch):
         return out
 
     world = played([("evict", 1, 0.5), ("evict", 3, 0.5)])
-    monkeypatch.setattr(attention_hooks, "shadow_batch", half)
+    monkeypatch.setattr(paged, "shadow_batch", half)
     backend, wrapper = capture_then_replay(world, [1, 2, 3], 4)
     host, device = wrapper.host[-1][4], backend.indices_updater_decode.kv_indptr[0][:5]
     assert host.tolist() != device.tolist()

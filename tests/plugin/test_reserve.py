@@ -10,7 +10,7 @@ import torch
 from nexus_sglang.config import NexusConfig
 from nexus_sglang.errors import ConfigError
 from nexus_sglang.kv_slots.capacity import affordable_requests, request_memory, side_memory, virtual_size
-from nexus_sglang.sglang_plugin.scheduler import hooks
+from nexus_sglang.sglang_plugin.scheduler import reserve
 
 CELL, CONTEXT = 131_072, 32_768
 
@@ -31,7 +31,7 @@ def configurator(requests: int, device: str = "cuda"):
 def serving(monkeypatch):
     from sglang.srt import runtime_context
 
-    monkeypatch.setattr(hooks.carrier, "current", lambda: NexusConfig("nexus"))
+    monkeypatch.setattr(reserve.carrier, "current", lambda: NexusConfig("nexus"))
     monkeypatch.setattr(runtime_context, "get_parallel", lambda: SimpleNamespace(attn_tp_size=2))
     chosen = SimpleNamespace(max_running_requests=None)
     monkeypatch.setattr(runtime_context, "get_schedule", lambda: chosen)
@@ -40,7 +40,7 @@ def serving(monkeypatch):
 
 def test_windows_and_rows_are_counted():
     free = 100 * 2**30
-    left = hooks.reserve_memory(lambda *args: free, configurator(256), 0)
+    left = reserve.reserve_memory(lambda *args: free, configurator(256), 0)
     ring = 16 * 32 * 16 * (128 * 2 + 4)
     ids = virtual_size(free // CELL, NexusConfig("nexus"), CONTEXT, 256)
     assert free - left == 257 * (ring + 8 * CONTEXT) + 24 * ids
@@ -66,22 +66,22 @@ def test_too_many_requests_are_refused_with_the_arithmetic():
     with pytest.raises(
         ConfigError, match="no memory for the KV pool: .* of 1.00 GiB .* 4096 requests.*--max-running-requests"
     ):
-        hooks.reserve_memory(lambda *args: 2**30, configurator(4096), 0)
+        reserve.reserve_memory(lambda *args: 2**30, configurator(4096), 0)
 
 
 def test_the_cpu_is_left_alone():
-    assert hooks.reserve_memory(lambda *args: 5, configurator(4096, "cpu"), 0) == 5
+    assert reserve.reserve_memory(lambda *args: 5, configurator(4096, "cpu"), 0) == 5
 
 
 def test_requests_are_limited_where_nobody_chose_how_many(serving):
     """SGLang's own number would give 17 GiB of windows to 4,096 requests of this model."""
     tokens = 100 * 2**30 // (CELL // 2)  # two ranks, half of the heads each
     per_request = request_memory(CONTEXT, 16, 32, 16, 128, 2)
-    limit = hooks.limit_requests(4096, configurator(4096), tokens)
+    limit = reserve.limit_requests(4096, configurator(4096), tokens)
     assert limit == affordable_requests(tokens * CELL // 2, per_request) < 4096
     assert 0.9 < (limit + 1) * per_request / (100 * 2**30 / 16) <= 1
-    assert hooks.limit_requests(200, configurator(200), tokens) == 200
-    assert hooks.limit_requests(4096, configurator(4096, "cpu"), tokens) == 4096
-    assert hooks.limit_requests(4096, configurator(4096), 1000) == 64, "a small pool still serves a batch"
+    assert reserve.limit_requests(200, configurator(200), tokens) == 200
+    assert reserve.limit_requests(4096, configurator(4096, "cpu"), tokens) == 4096
+    assert reserve.limit_requests(4096, configurator(4096), 1000) == 64, "a small pool still serves a batch"
     serving.max_running_requests = 4096
-    assert hooks.limit_requests(4096, configurator(4096), tokens) == 4096
+    assert reserve.limit_requests(4096, configurator(4096), tokens) == 4096

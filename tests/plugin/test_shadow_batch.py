@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nexus_sglang.errors import ShadowError
-from nexus_sglang.sglang_plugin.attention import backends as attention_hooks
+from nexus_sglang.sglang_plugin.attention import backends, paged
 from nexus_sglang.sglang_plugin.attention.shadow_batch import RowsPool, shadow_batch
 
 
@@ -81,26 +81,26 @@ def test_both_halves_of_a_mixed_backend_get_rows():
     runner = runner_of(named("HybridAttnBackend", prefill_backend=prefill, decode_backend=decode), slots)
     for half in (prefill, decode):
         half.kv_index_translator = runner.kv_index_translator
-        assert not attention_hooks.reads_compact_rows(half, runner)
-    attention_hooks.install_rows(runner, runner.token_to_kv_pool_allocator.runtime)
-    assert all(attention_hooks.reads_compact_rows(half, runner) for half in (prefill, decode))
+        assert not backends.reads_compact_rows(half, runner)
+    backends.install_rows(runner, runner.token_to_kv_pool_allocator.runtime)
+    assert all(backends.reads_compact_rows(half, runner) for half in (prefill, decode))
     assert not hasattr(prefill, "req_to_token") and decode.req_to_token is slots
 
     decode.req_to_token = pool.req_to_token
-    assert not attention_hooks.reads_compact_rows(decode, runner), "a row table of its own is noticed"
+    assert not backends.reads_compact_rows(decode, runner), "a row table of its own is noticed"
     runner.kv_index_translator.reads_are_translated = True
-    assert not attention_hooks.reads_compact_rows(prefill, runner), "so is an id space with a table of its own"
+    assert not backends.reads_compact_rows(prefill, runner), "so is an id space with a table of its own"
 
 
 @pytest.mark.parametrize("name", ["FlashAttentionBackend", "LLaDA2CFGFlashInferAttnBackend", "TboAttnBackend"])
 def test_other_backends_do_not_count_as_readers(name):
     backend = named(name)
     runner = runner_of(backend, torch.zeros(2, 2))
-    attention_hooks.install_rows(runner, runner.token_to_kv_pool_allocator.runtime)
-    assert not attention_hooks.reads_compact_rows(backend, runner)
+    backends.install_rows(runner, runner.token_to_kv_pool_allocator.runtime)
+    assert not backends.reads_compact_rows(backend, runner)
 
 
 def test_debug_mode_compares_the_rows_of_batch_and_requests():
     backend = SimpleNamespace(nexus_runtime=SimpleNamespace(batch_rows=[2, 3], config=SimpleNamespace(debug=True)))
     with pytest.raises(ShadowError, match=r"rows \[2, 1\] for requests in rows \[2, 3\]"):
-        attention_hooks.plan_resident(print, backend, SimpleNamespace(req_pool_indices=torch.tensor([2, 1])))
+        paged.plan_resident(print, backend, SimpleNamespace(req_pool_indices=torch.tensor([2, 1])))

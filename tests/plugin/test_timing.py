@@ -9,7 +9,7 @@ import pytest
 from nexus_sglang.config import NexusConfig
 from nexus_sglang.eviction.evictor import Counters
 from nexus_sglang.sglang_plugin.launcher import flags
-from nexus_sglang.sglang_plugin.scheduler import hooks
+from nexus_sglang.sglang_plugin.scheduler import passes
 
 
 @pytest.mark.parametrize("timing, decode", [(True, True), (True, False), (False, True)])
@@ -22,7 +22,7 @@ def test_only_decode_passes_are_clocked_and_only_when_asked(timing, decode):
     )  # fmt: skip
     runner = SimpleNamespace(token_to_kv_pool_allocator=SimpleNamespace(runtime=runtime))
     batch = SimpleNamespace(forward_mode=SimpleNamespace(is_decode=lambda: decode))
-    answer = hooks.run_forward(lambda *a: calls.append("forward") or 7, SimpleNamespace(model_runner=runner), batch)
+    answer = passes.run_forward(lambda *a: calls.append("forward") or 7, SimpleNamespace(model_runner=runner), batch)
     assert answer == 7 and calls == ["before", "forward", "after"]
     seconds = counters.decode_seconds, counters.decode_eviction_seconds
     assert all(s > 0 for s in seconds) if timing and decode else seconds == (0, 0)

@@ -22,8 +22,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from nexus_sglang.evidence.query_window import LayerShape, QueryWindow
 from nexus_sglang.kv_slots.compact_rows import CompactRows
 from nexus_sglang.kv_slots.page_table import PageTable
-from nexus_sglang.sglang_plugin.attention import backends as attention_hooks
-from nexus_sglang.sglang_plugin.scheduler import hooks
+from nexus_sglang.sglang_plugin.attention import backends, paged
 from tests.support import flashinfer_stand_in
 from tests.support.flashinfer_stand_in import Wrapper
 
@@ -81,15 +80,14 @@ class World:
 
 
 def install_hooks(monkeypatch) -> None:
-    """The paged hooks of ``hooks.SERVE`` through SGLang's registry, and what the backends miss without a GPU."""
-    paged = [hook for hook in hooks.SERVE if "TritonAttn" in hook.target or "FlashInferAttn" in hook.target]
-    assert len(paged) == 8
-    for hook in paged:
+    """The hooks of the paged backends through SGLang's registry, and what the backends miss without a GPU."""
+    assert len(paged.HOOKS) == 8
+    for hook in paged.HOOKS:
         target = f"sglang.srt.{hook.target}"
         if target not in HookRegistry._patched:
             HookRegistry.register(target, hook.function, HookType(hook.how))
     HookRegistry.apply_hooks()
-    assert {f"sglang.srt.{hook.target}" for hook in paged} <= HookRegistry._patched
+    assert {f"sglang.srt.{hook.target}" for hook in paged.HOOKS} <= HookRegistry._patched
     flashinfer_stand_in.install(lambda *args: monkeypatch.setattr(*args, raising=False))
     alone = SimpleNamespace(dcp_enabled=False, attn_dcp_size=1)
     monkeypatch.setattr(kv_index_translator, "get_parallel", lambda: alone)
@@ -138,10 +136,10 @@ class Runner:
         )
         self.attn_backend = backend(self, use_paged) if backend is flashinfer else backend(self)
         self.decode_attn_backend, self.decode_attn_backend_group = None, []
-        assert attention_hooks.reports_lse(self) == with_lse
-        assert not attention_hooks.reads_compact_rows(self.attn_backend, self)
-        attention_hooks.install_rows(self, self.runtime)
-        assert attention_hooks.reads_compact_rows(self.attn_backend, self)
+        assert backends.reports_lse(self) == with_lse
+        assert not backends.reads_compact_rows(self.attn_backend, self)
+        backends.install_rows(self, self.runtime)
+        assert backends.reads_compact_rows(self.attn_backend, self)
 
     @contextlib.contextmanager
     def passing(self, rows: list[int]):

@@ -12,7 +12,7 @@ from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator
 from nexus_sglang.errors import IntegrityError
 from nexus_sglang.kv_slots.page_table import PageTable
 
-from .admission import NexusPrefillBudget
+from .prefill_budget import NexusPrefillBudget
 from .pressure import relieve
 
 

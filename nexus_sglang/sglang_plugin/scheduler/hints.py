@@ -68,5 +68,5 @@ def read_hints(params: dict[str, Any] | None) -> Hints:
 
 
 def hints_of(req) -> Hints:
-    """The hints read when the request came in (see ``hooks.accept_request``)."""
+    """The hints read when the request came in (see ``requests.accept_request``)."""
     return getattr(req, "nexus_hints", None) or Hints()
