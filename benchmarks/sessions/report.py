@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 SOURCES = {
-    "recorded-agents": "The three files are recorded coding-agent sessions of callanjfox/kv-cache-tester (Apache-2.0): prompts "
-    "as hashes of 64-token blocks. They are not in this repository. SHA-256: "
+    "recorded-agents": "The three files are recorded coding-agent sessions of callanjfox/kv-cache-tester (Apache-2.0): "
+    "prompts as hashes of 64-token blocks. They are not in this repository. SHA-256: "
     "848987a2077f2988, 868a0cab70560a5a, cf97d5ab879ed437.",
-    "tool-dialogues": "The file holds 16 customer-service dialogues with tool calls of sierra-research/tau-bench (MIT), one "
-    'object `{"id": .., "messages": [{"role": .., "content": ..}]}` a line. It is not in this repository. SHA-256: '
+    "tool-dialogues": "The file holds 16 customer-service dialogues with tool calls of "
+    'sierra-research/tau-bench (MIT), one object `{"id": .., "messages": [{"role": .., "content": ..}]}` a line. It is not in this repository. SHA-256: '
     "aae2ae6d514fd4c7.",
 }
 """Where recorded workloads come from."""
@@ -21,8 +21,8 @@ def section(result: dict[str, Any], name: str) -> list[str]:
     lines = [
         f"## {name}",
         "",
-        f"{result['sessions']} sessions, longest prompt {result['longest_prompt']:,} tokens, pool {result['pool']:,} tokens, "
-        f"policy `{result['policy']}` at budget {result['budget']}. Command:",
+        f"{result['sessions']} sessions, longest prompt {result['longest_prompt']:,} tokens, "
+        f"pool {result['pool']:,} tokens, policy `{result['policy']}` at budget {result['budget']}. Command:",
         "",
         f"    {result['command']}",
         "",
@@ -54,7 +54,8 @@ def section(result: dict[str, Any], name: str) -> list[str]:
         checks(systems),
         "",
         f"Nexus evicted {counters['tokens_evicted']:,} tokens in {counters['eviction_events']:,} events, thinned "
-        f"{counters['tokens_thinned']:,} under pressure, dropped {counters['tokens_dropped_with_leaves']:,} with leaves.",
+        f"{counters['tokens_thinned']:,} under pressure, "
+        f"dropped {counters['tokens_dropped_with_leaves']:,} with leaves.",
         "",
         f"![{name}](../../benchmarks/sessions/results/{name}.png)",
         "",
@@ -81,15 +82,16 @@ def pressure(result: dict[str, Any], name: str) -> list[str]:
     lines = [
         f"## {name}",
         "",
-        f"{one['requests']} prompts of {result['first']} tokens at once, answers of {result['output']} tokens each, pool "
-        f"{result['pool']:,} tokens, policy `{result['policy']}` at budget {result['budget']}; before and after, "
+        f"{one['requests']} prompts of {result['first']} tokens at once, answers of {result['output']} tokens each, "
+        f"pool {result['pool']:,} tokens, policy `{result['policy']}` at budget {result['budget']}; before and after, "
         f"{calm['requests']} such prompts with answers of {calm['output_tokens'] // calm['requests']} tokens. Command:",
         "",
         f"    {result['command']}",
         "",
-        "SGLang admits a request by an estimate of how long its answer becomes. Where answers are longer, it takes requests",
-        "back (retracts them) and computes prompt and answer again. Nexus prices a request by what it can hold. Both run with",
-        f"`--schedule-conservativeness {result.get('conservativeness', '1.0')}`, which scales the estimate (default 1.0).",
+        "SGLang admits a request by an estimate of how long its answer becomes. Where answers are longer, it takes",
+        "requests back (retracts them) and computes prompt and answer again. Nexus prices a request by what it can",
+        f"hold. Both run with `--schedule-conservativeness {result.get('conservativeness', '1.0')}`, which scales the",
+        "estimate (default 1.0).",
         "",
         "| under pressure | " + " | ".join(systems) + " |",
         "| --- | " + " | ".join("---:" for _ in systems) + " |",
@@ -112,8 +114,8 @@ def pressure(result: dict[str, Any], name: str) -> list[str]:
         lines.append(f"| {label} | " + " | ".join(f"{s['ratios'][key]:.2f}" for s in systems.values()) + " |")
     spent = {name: p["cpu_s_per_token"] for name, p in during.items()}
     speed = (
-        f"CPU time per token under pressure, nexus to stock: {spent['nexus'] / spent['stock']:.2f}. CPU time of the server's "
-        "processes, prefill included: the clock would count what else the machine did."
+        f"CPU time per token under pressure, nexus to stock: {spent['nexus'] / spent['stock']:.2f}. CPU time of the "
+        "server's processes, prefill included: the clock would count what else the machine did."
     )
     return [*lines, "", speed, "", checks(systems), ""]
 
@@ -126,7 +128,8 @@ def table_of_turns(result: dict[str, Any]) -> list[str]:
         "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for key in sorted(stock):
-        a, b = stock[key], ours[key]
+        a = stock[key]
+        b = ours[key]
         if "error" in a or "error" in b:
             lines.append(
                 f"| {key[0] + 1} | {key[1]} | {a['prompt']:,} | {a.get('error', '')} | {b.get('error', '')} | | |"
@@ -148,12 +151,13 @@ def render(results: dict[str, dict[str, Any]]) -> str:
     lines = [
         "# Multi-turn sessions on a small pool",
         "",
-        "Generated by `python -m benchmarks.pages sessions.md` from `benchmarks/sessions/results/`. SmolLM2-135M on a CPU;",
-        "both systems replay the same prompts, each turn of a session after the one before. It shows what is matched, computed",
-        "again and retracted. It says nothing of answer quality: prompts are recorded, not produced by the answers.",
-        "Times are of one run on one machine that did other work as well. The counts repeat, up to the order in which parallel",
-        "requests arrive; the times do not. Part of the difference in times is not eviction: on a prefix hit, the CPU",
-        "attention of this package computes only the new rows, SGLang's a square of the whole length.",
+        "Generated by `python -m benchmarks.pages sessions.md` from `benchmarks/sessions/results/`. SmolLM2-135M on a",
+        "CPU; both systems replay the same prompts, each turn of a session after the one before. It shows what is",
+        "matched, computed again and retracted. It says nothing of answer quality: prompts are recorded, not produced",
+        "by the answers. Times are of one run on one machine that did other work as well. The counts repeat, up to the",
+        "order in which parallel requests arrive; the times do not. Part of the difference in times is not eviction:",
+        "on a prefix hit, the CPU attention of this package computes only the new rows, SGLang's a square of the whole",
+        "length.",
         "",
     ]
     for name, result in results.items():

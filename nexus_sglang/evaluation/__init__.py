@@ -2,7 +2,8 @@
 
 Modules, in the order in which a run uses them:
 
-* ``command``: the command line; starts one server per policy, or drives a running one.
+* ``command``: the command line, and what a run checks before hours of work.
+* ``servers``: where the jobs are played: one server per policy that is started, or a running one.
 * ``plan``: what to measure, the jobs this makes, and the result file that a later run goes on with.
 * ``prose``: filler sentences and the draws behind all generated text.
 * ``recall``: short recall tasks, a few facts hidden in filler.

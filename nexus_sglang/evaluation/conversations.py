@@ -82,8 +82,9 @@ RULES = (
 )
 """A rule a model of 135M parameters can follow, and words that show that it did; none of them is an English word."""
 COMPANY = (
-    "You are a helpful assistant of the Northern Ferry Company. You know the timetable, the fares and the harbours, you are "
-    "patient with every passenger and you never argue. Passengers write to you about many things and you help them all."
+    "You are a helpful assistant of the Northern Ferry Company. You know the timetable, the fares and the harbours, "
+    "you are patient with every passenger and you never argue. Passengers write to you about many things and "
+    "you help them all."
 )
 ERRANDS = (
     "What is a good name for a grey cat?", "Name one fruit that grows on trees.", "How do I boil an egg?",
@@ -98,8 +99,8 @@ ROUNDS = 10
 def rule(seed: int) -> Conversation:
     """A rule in the system message that must hold for ten rounds (llama.cpp issue 15416).
 
-    The model's own answers stay in the conversation; the rule stands behind the sink block. A round also brings about 100
-    tokens of other text, so that the budget is passed several times.
+    The model's own answers stay in the conversation; the rule stands behind the sink block. A round also brings about
+    100 tokens of other text, so that the budget is passed several times.
     """
     dice = Dice(seed)
     text, marks = dice.pick(RULES)

@@ -146,7 +146,8 @@ def _lines(dice: Dice, task: str, kind: str, names: list[str], values: list[str]
 def _variables(dice: Dice) -> Piece:
     """A chain of three assignments and one that distracts (RULER's variable tracking)."""
     a, b, c, other = ("".join(dice.distinct(LETTERS, 3)) for _ in range(4))
-    first, second = dice.number(5), dice.number(5)
+    first = dice.number(5)
+    second = dice.number(5)
     sentences = [f"VAR {a} = {first}.", f"VAR {other} = {second}.", f"VAR {b} = VAR {a}.", f"VAR {c} = VAR {b}."]
     question = f"\n\nFind all variables that are assigned the value {first}. They are: VAR"
     return Piece("variable-tracking", sentences, True, None, question, (a, b, c), 14)
@@ -176,13 +177,15 @@ def _passages(dice: Dice) -> list[Piece]:
         f"{first} {last}"
         for first, last in zip(dice.distinct(FIRST_NAMES, 4), dice.distinct(LAST_NAMES, 4), strict=True)
     ]
-    towns, trades = dice.distinct(TOWNS, 4), dice.distinct(TRADES, 4)
+    towns = dice.distinct(TOWNS, 4)
+    trades = dice.distinct(TRADES, 4)
     texts = [
         f"Document {i + 1}: {people[i]} was born in {towns[i]} and worked as a {trades[i]}. "
         + (f"{people[i]} was taught by {people[i - 1]}." if i else f"{people[i]} had no teacher.")
         for i in range(4)
     ]
-    one, two = dice.below(4), 1 + dice.below(3)
+    one = dice.below(4)
+    two = 1 + dice.below(3)
     easy = f"\n\nIn which town was {people[one]} born? {people[one]} was born in"
     hard = f"\n\nIn which town was the teacher of {people[two]} born? The teacher of {people[two]} was born in"
     return [
@@ -193,7 +196,8 @@ def _passages(dice: Dice) -> list[Piece]:
 
 def _pieces(dice: Dice) -> list[Piece]:
     numbers = [dice.number(4) for _ in range(6)]
-    codes, values = [_hexadecimal(dice) for _ in range(4)], [_hexadecimal(dice) for _ in range(4)]
+    codes = [_hexadecimal(dice) for _ in range(4)]
+    values = [_hexadecimal(dice) for _ in range(4)]
     return [
         *_needles(dice),
         _lines(dice, "multi-key-lines", "locker", dice.distinct(FIRST_NAMES, 6), numbers, 8),
@@ -262,7 +266,9 @@ def _scatter(
         where = [i for i, entry in enumerate(order) if entry[0] is piece]
         for slot, entry in zip(where, sorted((order[i] for i in where), key=lambda e: e[1]), strict=True):
             order[slot] = entry
-    chunks, marks, next_text = [], [], 0
+    chunks: list[str] = []
+    marks: list[tuple[str, int, int]] = []
+    next_text = 0
     for place, (piece, first, group) in zip(places, order, strict=True):
         chunks += text[next_text:place]
         next_text = place

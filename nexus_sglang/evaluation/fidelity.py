@@ -1,7 +1,8 @@
 """How far a reduced cache moves the next-token distributions, without labels: KL, top-1 agreement, perplexity.
 
-A text is streamed: a first part, then steps of :data:`STEP` tokens, each a request on the prefix so far, after which the
-server evicts as it does for any prompt. The log-probabilities of a step's tokens come from what the steps before it left.
+A text is streamed: a first part, then steps of :data:`STEP` tokens, each a request on the prefix so far, after which
+the server evicts as it does for any prompt. The log-probabilities of a step's tokens come from what the steps before it
+left.
 """
 
 from __future__ import annotations

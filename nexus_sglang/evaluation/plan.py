@@ -127,7 +127,8 @@ class Results:
 
     Args:
         path: of the file; created with its folder if it is not there.
-        head: what every row has in common (:data:`SAME`, :data:`INPUTS`), and ``commands``, to which this run's is added.
+        head: what every row has in common (:data:`SAME`, :data:`INPUTS`), and ``commands``, to which this run's is
+            added.
 
     Raises:
         ConfigError: the file belongs to another model, SGLang or first seed, or to other tasks or texts.
@@ -143,8 +144,8 @@ class Results:
                 unused = name in INPUTS and None in (old.get(name), head.get(name))
                 if not unused and old.get(name) != head.get(name):
                     raise ConfigError(
-                        f"--out {path.parent} holds results with {name} {old.get(name)!r}, this run has {head.get(name)!r}: "
-                        "use another --out to keep both"
+                        f"--out {path.parent} holds results with {name} {old.get(name)!r}, "
+                        f"this run has {head.get(name)!r}: use another --out to keep both"
                     )
             known = {name: value for name, value in old.items() if value is not None}
             head = {**head, **known, "commands": list(dict.fromkeys([*old["commands"], *head["commands"]]))}

@@ -14,6 +14,7 @@ CountTokens = Callable[[str], int]
 
 Option = TypeVar("Option")
 
+# Word lists keep several entries a line (fmt: skip): one entry a line would bury the code.
 PEOPLE = (
     "the baker", "an old sailor", "the librarian", "my neighbour", "the young doctor", "a travelling painter",
     "the station master", "her brother", "the gardener", "a retired teacher", "the clockmaker", "two students",

@@ -24,8 +24,8 @@ class Report(NamedTuple):
 
 
 SETTING_TEXTS = {
-    "hidden": "The document is read and evicted from before any question is known; every question is then a branch of what is "
-    "left, as in a later turn or a fork.",
+    "hidden": "The document is read and evicted from before any question is known; every question is then a branch "
+    "of what is left, as in a later turn or a fork.",
     "visible": "Document and question are one prompt; it is evicted from when the question has been read.",
 }
 
@@ -109,18 +109,18 @@ def render(head: dict[str, Any], data: Rows, plots: list[str]) -> str:
         "# Quality under eviction",
         "",
         f"Model {head['model']}, SGLang {head['sglang']}, Python {head['python']}, {head['machine']}; everything",
-        "through a real server, greedy. Written by `nexus-sglang eval --report` from a result file; the commands that filled",
-        "it are at the end.",
+        "through a real server, greedy. Written by `nexus-sglang eval --report` from a result file; the commands that",
+        "filled it are at the end.",
         "",
-        f"`{FULL}` is SGLang without eviction. A budget is a share of the prompt, above 1 a count. Scores are in [0, 1]:",
-        "RULER's string match, and for `rule` whether a word of the language was used.",
+        f"`{FULL}` is SGLang without eviction. A budget is a share of the prompt, above 1 a count. Scores are in [0,",
+        "1]: RULER's string match, and for `rule` whether a word of the language was used.",
         "± is half a 95 % interval (Student's) over documents or conversations; answers about one document count",
         "as one. Fewer than three have no interval.",
         "",
         "## Did eviction run, and what stayed",
         "",
-        "Mean share of a sequence's tokens that was resident at its end, and in how many of the requests eviction had taken",
-        "place. A cell without any eviction is a control.",
+        "Mean share of a sequence's tokens that was resident at its end, and in how many of the requests eviction had",
+        "taken place. A cell without any eviction is a control.",
         "",
         *tables.residency(data),
         "",
@@ -144,8 +144,8 @@ def render(head: dict[str, Any], data: Rows, plots: list[str]) -> str:
         lines += [
             "## Fidelity to the full cache",
             "",
-            "The second half of a text is streamed in steps of 64 tokens, evicted from after each. KL is a lower bound (50",
-            "likeliest tokens, the rest as one outcome).",
+            "The second half of a text is streamed in steps of 64 tokens, evicted from after each. KL is a lower bound",
+            "(50 likeliest tokens, the rest as one outcome).",
             "",
             *tables.fidelity(data),
             "",
@@ -182,9 +182,9 @@ def _documents(data: Rows) -> list[str]:
         lines += [
             "## Wins and losses",
             "",
-            "Every task, length, budget and setting above, the same documents: in how many cells `nexus` is better or worse",
-            f"beyond the 95 % interval. Cells with fewer than {FEWEST} documents are left out. Where policies do not differ,",
-            "about one cell in forty is still expected on either side.",
+            "Every task, length, budget and setting above, the same documents: in how many cells `nexus` is better or",
+            f"worse beyond the 95 % interval. Cells with fewer than {FEWEST} documents are left out. Where policies do",
+            "not differ, about one cell in forty is still expected on either side.",
             "",
             *tables.wins(data, "nexus"),
             "",
@@ -197,8 +197,8 @@ def _limits(head: dict[str, Any]) -> list[str]:
         "## What this does not show",
         "",
         f"- One model, {head['model']}; others may rank policies differently.",
-        "- Documents are generated text that carries the material of all tasks at once, so each task's facts distract the",
-        "  others; scores are lower than RULER's, which makes one context per task.",
+        "- Documents are generated text that carries the material of all tasks at once, so each task's facts distract",
+        "  the others; scores are lower than RULER's, which makes one context per task.",
         "- Cells with few documents have wide intervals; the number is in the last line of each table.",
         "- Nothing about speed.",
     ]

@@ -38,8 +38,8 @@ def post_generate(url: str, ids: list[int] | list[list[int]], tokens: int = 16, 
         url: of the server.
         ids: token ids of one prompt, or of several.
         tokens: how many to generate; exactly so many unless ``ignore_eos`` is False.
-        options: ``custom`` goes to custom_params, ``ignore_eos`` (default True) and ``stop`` to the sampling parameters,
-            the rest to the request.
+        options: ``custom`` goes to custom_params, ``ignore_eos`` (default True) and ``stop`` to the sampling
+            parameters, the rest to the request.
 
     Returns:
         SGLang's answer, a list of them for several prompts.
@@ -90,7 +90,8 @@ def stream_generate(url: str, ids: list[int], timeout: float = 3600, **sampling:
     last = b""
     with requests.post(url + "/generate", json=body, stream=True, timeout=timeout) as stream:
         stream.raise_for_status()
-        # Every line carries the whole answer so far: small reads and parsing all of them would take longer than decoding.
+        # Every line carries the whole answer so far: small reads, and parsing all of them, would take longer than
+        # decoding.
         for line in stream.iter_lines(chunk_size=1 << 16):
             if line.startswith(b"data: {"):
                 first = first or time.monotonic()
