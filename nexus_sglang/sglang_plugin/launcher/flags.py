@@ -18,6 +18,9 @@ from nexus_sglang.sglang_plugin import carrier, installer
 
 from . import chat_pins
 
+MODES = {"debug": "NEXUS_SGLANG_DEBUG", "timing": "NEXUS_SGLANG_TIMING"}
+"""Fields of the config that are set by environment variables: for tests and benchmarks, not for users."""
+
 
 def config_from(settings: dict[str, Any]) -> NexusConfig | None:
     """The config that a user asks for.
@@ -37,7 +40,7 @@ def config_from(settings: dict[str, Any]) -> NexusConfig | None:
         if given and policy is None:
             raise ConfigError(f"{', '.join(flag.option for flag in given)} without --kv-policy: add --kv-policy nexus")
         return None
-    modes = {name: os.environ.get(f"NEXUS_SGLANG_{name.upper()}") == "1" for name in ("debug", "timing")}
+    modes = {mode: os.environ.get(variable) == "1" for mode, variable in MODES.items()}
     config = NexusConfig(**modes, **{flag.field: settings[flag.keyword] for flag in given})
     probe(make_policy(config.policy, config.policy_config))
     return config
