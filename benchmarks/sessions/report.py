@@ -8,9 +8,9 @@ SOURCES = {
     "recorded-agents": "The three files are recorded coding-agent sessions of callanjfox/kv-cache-tester (Apache-2.0): "
     "prompts as hashes of 64-token blocks. They are not in this repository. SHA-256: "
     "848987a2077f2988, 868a0cab70560a5a, cf97d5ab879ed437.",
-    "tool-dialogues": "The file holds 16 customer-service dialogues with tool calls of "
-    'sierra-research/tau-bench (MIT), one object `{"id": .., "messages": [{"role": .., "content": ..}]}` a line. It is not in this repository. SHA-256: '
-    "aae2ae6d514fd4c7.",
+    "tool-dialogues": "The file holds 16 customer-service dialogues with tool calls of sierra-research/tau-bench "
+    '(MIT), one object `{"id": .., "messages": [{"role": .., "content": ..}]}` a line. It is not in this repository. '
+    "SHA-256: aae2ae6d514fd4c7.",
 }
 """Where recorded workloads come from."""
 
