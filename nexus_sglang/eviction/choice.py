@@ -82,9 +82,10 @@ def choose(
     _require_shape(policy, "weights", weighing.weights, len(blocks.index))
     _require_shape(policy, "priorities", priority, len(blocks.index))
     nan = torch.stack([torch.isnan(weighing.weights).sum(), torch.isnan(priority).sum()])
-    places = order_of_keeping(priority, blocks.candidates)
+    may_go = blocks.candidates
+    places = order_of_keeping(priority, may_go)
     if tokens is None:
-        return Choice(_from_place(places, blocks.candidates, candidates - count, count), None, weighing, nan)
+        return Choice(_from_place(places, may_go, candidates - count, count), None, weighing, nan)
     on_host = _until_enough(download(places), tokens, candidates, excess)
     return Choice(upload(on_host, places.device), on_host, weighing, nan)
 
