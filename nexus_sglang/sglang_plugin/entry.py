@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from typing import Any
 
 from . import carrier, hook_table, installer
 from .launcher import flags, refusals
@@ -40,7 +41,7 @@ def install_serving_hooks() -> None:
         register_tree_core_backend("nexus", _tree_core)
 
 
-def _tree_core(params, components):
+def _tree_core(params: Any, components: Any) -> Any:
     from .scheduler.tree import NexusTreeCore  # needs SGLang's tree, which is imported when a server builds one
 
     return NexusTreeCore(params, components)

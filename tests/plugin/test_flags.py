@@ -12,7 +12,7 @@ import pytest
 from nexus_sglang.config import NexusConfig, TokenAmount
 from nexus_sglang.errors import ConfigError
 from nexus_sglang.kv_slots.capacity import largest_budget, require_pool, virtual_size
-from nexus_sglang.sglang_plugin import installer
+from nexus_sglang.sglang_plugin import carrier, installer
 from nexus_sglang.sglang_plugin.carrier import NO_RESIZE, current, publish
 from nexus_sglang.sglang_plugin.launcher.flags import config_from, from_cli_args
 from nexus_sglang.sglang_plugin.scheduler.hints import read_hints
@@ -91,6 +91,16 @@ def test_keywords_beside_ready_made_arguments_are_refused():
 def test_round_trip_through_the_environment():
     config = NexusConfig("nexus", budget=300, recent_tokens=0.5, policy_config={"walk_weight": 1.0})
     assert NexusConfig.from_json(config.to_json()) == config
+
+
+def test_the_config_is_parsed_once_until_another_is_published(monkeypatch):
+    monkeypatch.setenv(carrier.VARIABLE, NexusConfig("nexus", seed=1).to_json())
+    first = current()
+    assert current() is first
+    monkeypatch.setenv(carrier.VARIABLE, NexusConfig("nexus", seed=2).to_json())
+    assert current().seed == 2
+    monkeypatch.delenv(carrier.VARIABLE)
+    assert current() is None
 
 
 @pytest.mark.parametrize("budget", [128, 200, 418, 5000])

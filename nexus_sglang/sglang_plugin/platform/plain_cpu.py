@@ -16,6 +16,7 @@ class PlainCpuPlatform(CpuDeviceMixin, SRTPlatform):
     device_type = "cpu"
 
     def get_default_attention_backend(self) -> str:
+        """The backend that this package serves on without a GPU."""
         return "torch_native"
 
     def get_device(self, device_id: int = 0) -> str:
