@@ -66,7 +66,7 @@ def block_commands(text: str) -> list[str]:
 
 def inline_commands(text: str) -> list[str]:
     """Commands between backticks outside of code blocks, and indented ones of result pages."""
-    outside = FENCE.sub("", text)
+    outside = re.sub(r"\\\n\s*", " ", FENCE.sub("", text))
     spans = INLINE.findall(outside)
     spans += [line.strip() for line in outside.splitlines() if line.startswith("    ")]
     return [command for span in spans for command in _split(span) if " " in command]
