@@ -1,4 +1,4 @@
-"""Shared by unit and server tests."""
+"""What holds for every test."""
 
 import os
 
@@ -9,9 +9,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # two processes of tests, and the
 
 
 def pytest_collection_modifyitems(items):
-    """Two processes share the tests (``make test``). A server holds 3 to 4 GB, so tests that keep ``ours`` up, and at times
-    ``stock`` beside it, stay together, and so do those that have one server of their own: at most three are up at a time.
-    Other tests stay with their file."""
+    """Say which tests stay in one process: ``make test`` divides them between two.
+
+    A server holds 3 to 4 GB. Tests that keep ``ours`` up, and at times ``stock`` beside it, stay together, and so do
+    those that have one server of their own: at most three are up at a time. Other tests stay with their file.
+    """
     for item in items:
         group = item.path.name
         if item.get_closest_marker("server"):

@@ -1,4 +1,4 @@
-"""What FlashInfer's own kernels tell of a query's log-sum-exp, and the rings it is kept in, replayed from a CUDA graph."""
+"""The log-sum-exp that FlashInfer's own kernels report, and the rings that keep it, replayed from a CUDA graph."""
 
 import math
 

@@ -1,5 +1,8 @@
-"""Whole servers on a GPU, CUDA graphs and overlap scheduling on: answers of an evicted sequence against dense attention with
-the evicted keys masked, and of an untouched one against stock SGLang. Random weights, so nothing is downloaded."""
+"""Whole servers on a GPU, with CUDA graphs and overlap scheduling.
+
+Answers of an evicted sequence against dense attention with the evicted keys masked, and of an untouched one against stock
+SGLang. The weights are random, so nothing is downloaded.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +102,7 @@ def test_evicted_logits_equal_dense_attention_without_the_evicted_keys(pair, sma
 
 
 def test_a_ragged_batch_stays_within_its_budgets(pair):
-    """Sixteen at once, so that graphs of several sizes with padding lanes are replayed; every invariant is checked."""
+    """Sixteen at once, so that graphs of several sizes with padding rows are replayed; every invariant is checked."""
     ours, _ = pair
     ours.flush()
     prompts = [tokens(150 + 90 * i, seed=20 + i) for i in range(16)]

@@ -1,5 +1,8 @@
-"""Servers are expensive to start and hold 3 to 4 GB each: one serves a whole module, `ours` the session, and at
-most three are up at a time (``tests/conftest.py``)."""
+"""Servers that several tests share.
+
+They are expensive to start and hold 3 to 4 GB each: one serves a whole module, ``ours`` the session, and at most three are
+up at a time (``tests/conftest.py``).
+"""
 
 from __future__ import annotations
 

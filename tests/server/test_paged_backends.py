@@ -1,6 +1,7 @@
-"""A whole server on SGLang's triton and flashinfer attention backends on the CPU: the same tokens and evictions as on
-torch_native. Triton's kernels run in Triton's interpreter, FlashInfer's wrappers are stood in for by plain PyTorch. No GPU is
-involved."""
+"""A whole server on SGLang's triton and flashinfer attention backends: the tokens and evictions of torch_native.
+
+Triton's kernels run in Triton's interpreter, FlashInfer's wrappers are stood in for by plain PyTorch. No GPU is involved.
+"""
 
 from __future__ import annotations
 
@@ -76,5 +77,5 @@ def test_a_paged_backend_serves_what_torch_native_serves(tiny, wanted, backend):
         assert session(server) == wanted
         log = server.text()
     assert "Scheduler hit an exception" not in log
-    if backend == "flashinfer":  # and each that was told was checked (STRICT)
-        assert "passed by" not in log and "log-sum-exp told" in log and "log-sum-exp computed" in log
+    if backend == "flashinfer":  # and each that was given was checked (STRICT)
+        assert "passed by" not in log and "log-sum-exp given" in log and "log-sum-exp computed" in log

@@ -1,4 +1,4 @@
-"""Kinds of requests beside the plain one: several answers, a grammar, logprobs, a pause that retracts, wrong hints, probes."""
+"""Requests beside the plain one: several answers, a grammar, logprobs, a pause that retracts, wrong hints, probes."""
 
 from __future__ import annotations
 

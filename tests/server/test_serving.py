@@ -85,7 +85,10 @@ def test_sinks_stay(ours, tokenizer):
 
 
 def test_cold_warm_and_flushed(ours, tokenizer):
-    """Without eviction all three agree. With it cold and flushed agree; a warm request evicts from what was kept before."""
+    """Without eviction all three agree; with it, cold and flushed do.
+
+    A warm request evicts from what the cold one kept.
+    """
     prompt = text_ids(tokenizer, 700, seed=80)
     for custom, exact in (({"kv_evict": False}, True), ({"kv_trace": True}, False)):
         ours.flush()
@@ -140,7 +143,7 @@ def test_bad_hint_is_refused_and_nothing_is_lost(ours, tokenizer):
 
 
 def test_ratio_and_count_budgets_per_request(ours, tokenizer):
-    """A share and a count of tokens are both budgets, of the real length; requests of different budgets share no prefix."""
+    """A share of the real length and a count of tokens are budgets; different budgets share no prefix."""
     ours.flush()
     prompt = text_ids(tokenizer, 1000, seed=97)
     for budget, tokens in ((0.5, 500), (300, 300), (0.2, 200)):

@@ -10,6 +10,7 @@ import contextlib
 import math
 import os
 from dataclasses import dataclass
+from itertools import pairwise
 from types import SimpleNamespace
 
 import torch
@@ -18,8 +19,18 @@ from nexus_sglang.policy.nexus import Nexus as _Nexus
 
 
 def attend(q, k, v, scale, causal):
-    """``[n, Hq, D]`` over ``[m, Hkv, D]``, the last query beside the last key; output and log-sum-exp ``[n, Hq]``, to base 2
-    as FlashInfer's (``lse_base`` of its ``run``)."""
+    """Attention of queries over keys and values; the last query stands beside the last key.
+
+    Args:
+        q: ``[n, Hq, D]``.
+        k: ``[m, Hkv, D]``.
+        v: like ``k``.
+        scale: of the scores.
+        causal: whether a query attends to no later key.
+
+    Returns:
+        ``[n, Hq, D]``, and the log-sum-exp ``[n, Hq]``, to base 2 as FlashInfer's (``lse_base`` of its ``run``).
+    """
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     logits = torch.einsum("nhd,mhd->nhm", q, k) * scale
     if causal:
@@ -38,12 +49,16 @@ def merge(o1, s1, o2, s2):
 class Wrapper:
     """In place of a FlashInfer wrapper: keeps the arguments of its planning calls and attends to what was planned."""
 
-    def __init__(self, indices: torch.Tensor | None = None, lanes: int = 0):
-        self.is_cuda_graph_enabled, self._paged_kv_indices_buf = indices is not None, indices
+    def __init__(self, indices: torch.Tensor | None = None, requests: int = 0):
+        self.is_cuda_graph_enabled = indices is not None
+        self._paged_kv_indices_buf = indices
         self.calls: list[tuple] = []
         # What FlashInfer's own fast_decode_plan looks at.
         self._backend = self._requested_backend = "fa2"
-        self._cudnn_auto, self.use_tensor_cores, self._fixed_batch_size, self.device = False, True, lanes, "cpu"
+        self._cudnn_auto = False
+        self.use_tensor_cores = True
+        self._fixed_batch_size = requests
+        self.device = "cpu"
         self._float_workspace_buffer = self._int_workspace_buffer = self._pin_memory_int_workspace_buffer = None
         self._cached_module = SimpleNamespace(plan=lambda *args: self.host.append(args))
         self.host: list[tuple] = []
@@ -58,12 +73,14 @@ class Wrapper:
         """``kv`` is the pool's pair for a paged wrapper, keys and values of the new tokens for a ragged one."""
         plan = [x.tolist() for x in self.calls[-1] if isinstance(x, torch.Tensor)]
         if len(kv) == 2:
-            (k, v), (begin, ends) = kv, plan[:2]
+            k, v = kv
+            begin, ends = plan[:2]
         else:
             begin, ends, indices = plan[:3] if len(plan) > 3 else (list(range(len(q) + 1)), *plan[:2])
             k, v = (x[indices[: ends[-1]]] for x in kv[0])
-        parts = [attend(q[begin[i] : begin[i + 1]], k[ends[i] : ends[i + 1]], v[ends[i] : ends[i + 1]], sm_scale, causal)
-                 for i in range(len(begin) - 1)]  # fmt: skip
+        parts = []
+        for (first, last), (start, end) in zip(pairwise(begin), pairwise(ends), strict=False):
+            parts.append(attend(q[first:last], k[start:end], v[start:end], sm_scale, causal))
         return torch.cat([o for o, _ in parts]), torch.cat([s for _, s in parts])
 
 
@@ -83,12 +100,18 @@ def install(put=setattr) -> None:
     import flashinfer
     from sglang.srt.layers.attention import flashinfer_backend
 
+    wrappers = (
+        "BatchDecodeWithPagedKVCacheWrapper",
+        "BatchPrefillWithPagedKVCacheWrapper",
+        "BatchPrefillWithRaggedKVCacheWrapper",
+    )
     names = {
-        "torch": HostTorch(), "fast_decode_plan": flashinfer.fast_decode_plan, "_safe_merge_state": merge,
-        **dict.fromkeys(("BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper",
-                         "BatchPrefillWithRaggedKVCacheWrapper"), lambda *args, **options: Wrapper()),
+        "torch": HostTorch(),
+        "fast_decode_plan": flashinfer.fast_decode_plan,
+        "_safe_merge_state": merge,
         "should_use_tensor_core": lambda **shape: True,
-    }  # fmt: skip
+        **dict.fromkeys(wrappers, lambda *args, **options: Wrapper()),
+    }
     for name, stand_in in names.items():
         put(flashinfer_backend, name, stand_in)
     put(torch.cuda, "device", lambda device: contextlib.nullcontext())
@@ -100,19 +123,25 @@ class Nexus(_Nexus):
 
 
 def install_in_a_server() -> None:
-    """:func:`install` without the refusal of a backend that needs a GPU; the log says how events got their log-sum-exp."""
-    from nexus_sglang.evidence import measure
-    from nexus_sglang.sglang_plugin.launcher import refusals as rejects
+    """:func:`install` without the refusal of a backend that needs a GPU.
+
+    The log says of each event whether it was given the log-sum-exp or computed it.
+    """
+    from nexus_sglang.evidence import head_reduction
+    from nexus_sglang.sglang_plugin.launcher import refusals
+
+    def refuse_nothing(backend, args):
+        return None
 
     install()
-    rejects.refuse_backend = lambda backend, args: None
-    attend_in_blocks = measure.block_attention_rows
+    refusals.refuse_backend = refuse_nothing
+    attend_in_blocks = head_reduction.block_attention_rows
 
     def said(*args, **options):
-        print("log-sum-exp", "computed" if args[11] is None else "told", flush=True)
+        print("log-sum-exp", "computed" if args[11] is None else "given", flush=True)
         return attend_in_blocks(*args, **options)
 
-    measure.block_attention_rows = said
+    head_reduction.block_attention_rows = said
 
 
 if os.environ.get("FLASHINFER_STAND_IN"):
