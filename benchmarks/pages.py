@@ -55,6 +55,7 @@ PAGES: dict[str, Callable[[], str]] = {
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Write the pages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pages", nargs="*", metavar="PAGE", help=f"default: all of {', '.join(PAGES)}")
     chosen = parser.parse_args(argv).pages or list(PAGES)

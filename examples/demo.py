@@ -148,7 +148,8 @@ def check(nexus: list[dict[str, Any]], stock: list[dict[str, Any]]) -> list[str]
     """
     problems = []
     for a, b in zip(nexus, stock, strict=True):
-        turn, allowed = a["turn"], a["budget"] + BLOCK
+        turn = a["turn"]
+        allowed = a["budget"] + BLOCK
         in_flight = min(CHUNK, a["prompt_tokens"] - (a["cached_tokens"] or 0))
         if a["resident"] > allowed:
             problems.append(f"turn {turn}: {a['resident']} tokens resident, more than budget + block = {allowed}")
@@ -216,6 +217,7 @@ def _model_path(name: str) -> str:
 
 
 def main() -> int:
+    """Run the demo; exit status 0 when every check holds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="smollm2-135m", help="registered model or a path (default %(default)s)")
     parser.add_argument("--budget", default="0.2", help="as --kv-budget (default %(default)s)")

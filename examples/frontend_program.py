@@ -38,6 +38,7 @@ def read_log(s: Any, context: str, questions: tuple[str, ...]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Fork and print what each branch found."""
     parser = argparse.ArgumentParser(description="Fork a long context into three branches.")
     parser.add_argument("--url", default="http://127.0.0.1:30000", help="SGLang server (default %(default)s)")
     parser.add_argument("--chat-template", default="chatml", help="frontend template name (default %(default)s)")

@@ -157,6 +157,7 @@ def table(turns: list[dict[str, Any]]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Play the session and print its table."""
     parser = argparse.ArgumentParser(description="Play a seven-turn agent session and show what the KV cache held.")
     parser.add_argument("--url", default="http://127.0.0.1:30000", help="SGLang server (default %(default)s)")
     parser.add_argument("--model", default="default", help="model name to ask for (default %(default)s)")

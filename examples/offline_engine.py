@@ -15,6 +15,7 @@ from service_log import service_log
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Generate once; exit status 0 when something was evicted."""
     parser = argparse.ArgumentParser(description="Generate with sgl.Engine under a KV budget.")
     parser.add_argument("--model-path", required=True, help="Hugging Face folder or name")
     parser.add_argument("--kv-budget", default="0.2", help="share of the prompt, or tokens (default %(default)s)")

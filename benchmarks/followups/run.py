@@ -22,8 +22,19 @@ HERE = Path(__file__).resolve().parent
 
 
 def converse(server: Server, tokenizer: Any, sample: RecallSample, hint: dict[str, Any]) -> list[dict[str, Any]]:
-    """Ask the sample's questions one after the other; a row per question."""
-    ids, rows = tokenizer.encode(sample.passage), []
+    """Ask the sample's questions one after the other.
+
+    Args:
+        server: to ask.
+        tokenizer: of its model.
+        sample: passage and questions.
+        hint: custom_params of every request.
+
+    Returns:
+        A row per question.
+    """
+    ids = tokenizer.encode(sample.passage)
+    rows = []
     for turn, question in enumerate(sample.questions, start=1):
         ids = ids + tokenizer.encode(question.text)
         wanted = tokenizer.encode(question.answer)
@@ -44,6 +55,7 @@ def converse(server: Server, tokenizer: Any, sample: RecallSample, hint: dict[st
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Measure what the command line asks for, and write it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=2000)
@@ -56,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
 
     model = str(ensure_model("smollm2-135m"))
     tokenizer = AutoTokenizer.from_pretrained(model)
-    hints = {
+    hints: dict[str, dict[str, Any]] = {
         "full": {"kv_evict": False},
         "0.5": {"kv_budget": 0.5},
         "0.2": {"kv_budget": 0.2},

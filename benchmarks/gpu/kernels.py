@@ -1,8 +1,8 @@
 """Kernel times on a GPU against the byte floor: ``python -m benchmarks.gpu.kernels [--out results.json]``.
 
 The floor of a kernel is the time this GPU's own copy needs for the bytes that must be read and written once. Prints
-one JSON object; times are medians in microseconds, warm, L2 flushed between runs. ``kernel_us`` and ``torch_us`` are the
-device's, ``host_us`` what the host needs to start the kernel.
+one JSON object; times are medians in microseconds, warm, L2 flushed between runs. ``kernel_us`` and ``torch_us`` are
+the device's, ``host_us`` what the host needs to start the kernel.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import triton
@@ -28,6 +29,9 @@ from nexus_sglang.kernels import (
 )
 
 GIB = 2**30
+
+Case = tuple[str, dict[str, Any], int, Any, tuple[Any, ...]]
+"""Name, shape, bytes that must be moved, the kernel with its reference, and their arguments."""
 
 
 def bandwidth() -> float:
@@ -47,13 +51,15 @@ def _pools(tokens: int) -> tuple[list[torch.Tensor], torch.Tensor]:
     return pools, torch.randperm(tokens * 5, device="cuda")[:tokens].int()
 
 
-def attention_cases():
+def attention_cases() -> Iterator[Case]:
     """32 query and 8 key heads of 128, bf16, window 16, blocks of 32, a fifth of the pool's slots in use."""
     for tokens in (1638, 8192, 32_768, 131_072):  # 1,638: a fifth of an 8K prompt
         pools, slots = _pools(tokens)
         queries = torch.randn(LAYERS, 16, 32, 128, dtype=torch.bfloat16, device="cuda")
-        positions, blocks = torch.arange(tokens, device="cuda"), -(-tokens // 32)
-        out, lse = torch.zeros(16, blocks, device="cuda"), torch.full((LAYERS, 16, 32), 5.0, device="cuda")
+        positions = torch.arange(tokens, device="cuda")
+        blocks = -(-tokens // 32)
+        out = torch.zeros(16, blocks, device="cuda")
+        lse = torch.full((LAYERS, 16, 32), 5.0, device="cuda")
         common = (queries, pools, slots, positions[-16:], positions, positions // 32, blocks, 32, 128**-0.5, out, "max")
         moved = LAYERS * tokens * (8 * 128 * 2 + 4 + 8) + 2 * out.numel() * 4 + queries.numel() * 2
         for given in (lse, None):  # without it the keys are read twice; the floor counts them once all the same
@@ -61,43 +67,49 @@ def attention_cases():
             yield "block_attention_rows", shape, moved, block_attention.block_attention_rows, (*common, given)
 
 
-def direction_cases():
+def direction_cases() -> Iterator[Case]:
     """The attention cases' pools. Vectors are read twice; the floor counts them once all the same."""
     for tokens in (8192, 131_072):
         pools, slots = _pools(tokens)
         starts = torch.arange(0, tokens + 1, 32, dtype=torch.int32, device="cuda")
         moved = LAYERS * (tokens * (8 * 128 * 2 + 4) + tokens // 32 * 8)
-        shape, measure = {"tokens": tokens, "layers": LAYERS}, distinctiveness.block_distinctiveness
-        yield "block_distinctiveness", shape, moved, measure, (pools, slots, starts, 32)
+        shape = {"tokens": tokens, "layers": LAYERS}
+        arguments = (pools, slots, starts, 32)
+        yield "block_distinctiveness", shape, moved, distinctiveness.block_distinctiveness, arguments
 
 
-def other_cases():
+def other_cases() -> Iterator[Case]:
     """A batch of 64 requests at 4,096 blocks, or 64 rows of 32,768 tokens."""
-    b, n, w, tokens = 64, 4096, 16, 32_768
-    rows, candidates = torch.rand(b, w, n, device="cuda"), torch.ones(b, n, dtype=torch.bool, device="cuda")
-    windows, lengths = torch.full((b,), w, device="cuda"), torch.full((b,), n, device="cuda")
+    b = 64
+    n = 4096
+    w = 16
+    tokens = 32_768
+    rows = torch.rand(b, w, n, device="cuda")
+    candidates = torch.ones(b, n, dtype=torch.bool, device="cuda")
+    windows = torch.full((b,), w, device="cuda")
+    lengths = torch.full((b,), n, device="cuda")
     shape = {"requests": b, "blocks": n}
     walked = (rows, windows, lengths, candidates, 3, 0.5, 1e-6)
     yield "walk_weights", shape, rows.numel() * 4 + b * n * 9, walk_weights.walk_weights, walked
-    weights, identity = (
-        torch.rand(b, n, device="cuda", dtype=torch.float64),
-        torch.arange(b * n, device="cuda").view(b, n),
-    )
+    weights = torch.rand(b, n, device="cuda", dtype=torch.float64)
+    identity = torch.arange(b * n, device="cuda").view(b, n)
     drawn = (weights, identity, lengths, lengths, 1, "sequential-poisson", 1, 4.0)
     yield "reservoir: priorities", shape, b * n * 24, reservoir.priorities, drawn
     yield "reservoir: ranks", shape, b * n * 13, reservoir.ranks, (weights, candidates, lengths)
     v2p = torch.arange(b * tokens + 1, device="cuda")
     virtual = (torch.randperm(b * tokens, device="cuda") + 1).int().view(b, tokens)
-    full, slots = torch.full((b,), tokens, device="cuda"), torch.empty_like(virtual)
-    compacted = (virtual, full, v2p, slots, torch.empty_like(virtual))
+    full = torch.full((b,), tokens, device="cuda")
+    compacted = (virtual, full, v2p, torch.empty_like(virtual), torch.empty_like(virtual))
     # Ids are scattered, so a map entry of 8 bytes costs a sector of 32; the floor counts the 8.
     shape = {"rows": b, "tokens": tokens}
     yield "compact_rows", shape, virtual.numel() * (4 + 8 + 8), compact_rows.compact_rows, compacted
     yield "page_table: translate", shape, virtual.numel() * (4 + 8 + 8), page_table.translate, (v2p, virtual)
     # What every layer does in a decode step of 256 requests, with 32 heads of 128.
-    ring, rows = torch.zeros(257, w, 32, 128, dtype=torch.bfloat16, device="cuda"), torch.arange(1, 257, device="cuda")
-    queries, lse = ring[1:, 0].contiguous(), torch.zeros(256, 32, device="cuda")
-    kept = (ring, queries, rows, rows % w, None, torch.zeros(257, w, 32, device="cuda"), lse)
+    ring = torch.zeros(257, w, 32, 128, dtype=torch.bfloat16, device="cuda")
+    batch_rows = torch.arange(1, 257, device="cuda")
+    queries = ring[1:, 0].contiguous()
+    lse = torch.zeros(256, 32, device="cuda")
+    kept = (ring, queries, batch_rows, batch_rows % w, None, torch.zeros(257, w, 32, device="cuda"), lse)
     moved = 2 * (queries.numel() * 2 + lse.numel() * 4)
     yield "query_ring", {"requests": 256}, moved, query_ring.keep_queries, kept
 
@@ -130,8 +142,23 @@ def host_us(run: Callable[[], object], repeats: int = 50) -> float:
     return statistics.median(times)
 
 
-def measure(name: str, shape: dict, moved: int, function: Callable, arguments: tuple, rate: float) -> dict:
-    run = lambda: function.kernel(*arguments)  # noqa: E731
+def measure(
+    name: str, shape: dict[str, Any], moved: int, function: Any, arguments: tuple[Any, ...], rate: float
+) -> dict[str, Any]:
+    """Time one case.
+
+    Args:
+        name: of the kernel.
+        shape: what the case is, for the report.
+        moved: bytes that must be read and written once.
+        function: has ``kernel`` and ``reference``.
+        arguments: of both.
+        rate: bytes per second of a copy on this GPU.
+    """
+
+    def run() -> object:
+        return function.kernel(*arguments)
+
     kernel = device_us(run)
     try:
         reference = device_us(lambda: function.reference(*arguments))
@@ -139,12 +166,19 @@ def measure(name: str, shape: dict, moved: int, function: Callable, arguments: t
         reference = None
     floor = 1e6 * moved / rate
     return {
-        "kernel": name, **shape, "bytes": moved, "floor_us": floor, "kernel_us": kernel, "host_us": host_us(run),
-        "torch_us": reference, "times_floor": kernel / floor,
-    }  # fmt: skip
+        "kernel": name,
+        **shape,
+        "bytes": moved,
+        "floor_us": floor,
+        "kernel_us": kernel,
+        "host_us": host_us(run),
+        "torch_us": reference,
+        "times_floor": kernel / floor,
+    }
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Measure what the command line asks for, and write it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", help="write the JSON here instead of to standard output")
     out = parser.parse_args(argv).out
@@ -157,9 +191,12 @@ def main(argv: list[str] | None = None) -> int:
         measure(*case, rate) for cases in (attention_cases(), direction_cases(), other_cases()) for case in cases
     ]
     report = {
-        "device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
-        "copy_bytes_per_second": rate, "results": results,
-    }  # fmt: skip
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "copy_bytes_per_second": rate,
+        "results": results,
+    }
     text = json.dumps(report, indent=1)
     if out:
         with open(out, "w") as file:

@@ -29,11 +29,23 @@ from nexus_sglang.harness.client import stream_generate
 from nexus_sglang.harness.server import Server
 
 SHAPES = {
-    "llama-8b": {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
-                 "intermediate_size": 14336, "vocab_size": 128_256},
-    "tiny": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-             "intermediate_size": 128, "vocab_size": 2048},
-}  # fmt: skip
+    "llama-8b": {
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "vocab_size": 128_256,
+    },
+    "tiny": {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 128,
+        "vocab_size": 2048,
+    },
+}
 
 
 def make_model(shape: str, folder: str) -> dict[str, Any]:
@@ -56,34 +68,51 @@ def token_bytes(config: dict[str, Any]) -> int:
 def answer(server: Server, prompt: list[int], tokens: int) -> dict[str, Any]:
     """One streamed request of exactly ``tokens`` tokens."""
     first, last, meta = stream_generate(server.url, prompt, max_new_tokens=tokens, ignore_eos=True)
-    return {"first": first, "last": last, "tokens": meta["completion_tokens"],
-            "retractions": meta.get("num_retractions", 0), "held": (meta.get("nexus") or [None])[0]}  # fmt: skip
+    return {
+        "first": first,
+        "last": last,
+        "tokens": meta["completion_tokens"],
+        "retractions": meta.get("num_retractions", 0),
+        "held": (meta.get("nexus") or [None])[0],
+    }
 
 
 def phase(server: Server, requests_: int, prompt: int, decode: int, vocabulary: int, seed: int) -> dict[str, Any]:
-    """That many distinct requests at once.
+    """Distinct requests, all at once.
+
+    Args:
+        server: to ask.
+        requests_: how many.
+        prompt: tokens of each prompt.
+        decode: tokens of each answer.
+        vocabulary: size of the model's.
+        seed: of the prompts.
 
     Returns:
-        ``decode_tokens_per_s``: sum of what each request gains per second after its first token; None if they never all
-        ran at once. ``tokens_per_s``: everything, prefill included.
+        Among others ``decode_tokens_per_s``, the sum of what each request gains per second after its first token, None
+        if they never all ran at once; and ``tokens_per_s`` of everything, prefill included.
     """
     server.flush()
     rng = random.Random(seed)
     prompts = [[rng.randrange(vocabulary // 2, vocabulary - 1) for _ in range(prompt)] for _ in range(requests_)]
-    seen, begin = len(server.text()), time.monotonic()
+    seen = len(server.text())
+    begin = time.monotonic()
     with ThreadPoolExecutor(requests_) as threads:
         answers = list(threads.map(lambda ids: answer(server, ids, decode), prompts))
-    seconds, log = time.monotonic() - begin, server.text()[seen:]
-    from_, to = max(a["first"] for a in answers), min(a["last"] for a in answers)
+    seconds = time.monotonic() - begin
+    log = server.text()[seen:]
+    together = max(a["first"] for a in answers) < min(a["last"] for a in answers)
     speed = sum((a["tokens"] - 1) / (a["last"] - a["first"]) for a in answers)
     held = [a["held"] for a in answers if a["held"]]
     result = {
-        "requests": requests_, "prompt": prompt, "decode": decode,
-        "decode_tokens_per_s": speed if to > from_ else None,
+        "requests": requests_,
+        "prompt": prompt,
+        "decode": decode,
+        "decode_tokens_per_s": speed if together else None,
         "tokens_per_s": sum(a["tokens"] for a in answers) / seconds,
         "most_running": max(map(int, re.findall(r"#running-req: (\d+)", log)), default=0),
         "retractions": sum(a["retractions"] for a in answers),
-    }  # fmt: skip
+    }
     if held:
         result["resident_tokens_per_sequence"] = sum(h["resident"] for h in held) / len(held)
         result["peak_resident_tokens_per_sequence"] = sum(h["peak_resident"] for h in held) / len(held)
@@ -93,8 +122,18 @@ def phase(server: Server, requests_: int, prompt: int, decode: int, vocabulary: 
 
 
 def measure(server: Server, config: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """Decode speed at a fixed batch, then a crowd for the largest batch.
+
+    Args:
+        server: to ask.
+        config: of the model.
+        options: the command line.
+    """
     phase(server, 1, options.prompt, 64, config["vocab_size"], seed=0)  # what is compiled or allocated once
-    run = lambda n, decode: phase(server, n, options.prompt, decode, config["vocab_size"], seed=1)  # noqa: E731
+
+    def run(requests_: int, decode: int) -> dict[str, Any]:
+        return phase(server, requests_, options.prompt, decode, config["vocab_size"], seed=1)
+
     result: dict[str, Any] = {"decode": [run(options.batch, decode) for decode in options.decode]}
     result["crowd"] = run(options.crowd, min(options.decode))
     for part in (*result["decode"], result["crowd"]):
@@ -115,7 +154,10 @@ def evicting_share(server: Server, config: dict[str, Any], options: argparse.Nam
 
 def ratios(nexus: dict[str, Any], stock: dict[str, Any]) -> dict[str, float | None]:
     """nexus divided by stock; None where either could not be measured."""
-    over = lambda ours, theirs: ours / theirs if ours and theirs else None  # noqa: E731
+
+    def over(ours: float | None, theirs: float | None) -> float | None:
+        return ours / theirs if ours and theirs else None
+
     result = {
         f"decode_tokens_per_s_{ours['decode']}": over(ours["decode_tokens_per_s"], theirs["decode_tokens_per_s"])
         for ours, theirs in zip(nexus["decode"], stock["decode"], strict=True)
@@ -126,6 +168,7 @@ def ratios(nexus: dict[str, Any], stock: dict[str, Any]) -> dict[str, float | No
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--shape", choices=SHAPES, default="llama-8b")
@@ -142,21 +185,31 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Measure what the command line asks for, and write it."""
     options = parse(argv)
     if options.backend != "torch_native" and not torch.cuda.is_available():
         print("without a GPU only --backend torch_native runs, as a rehearsal", file=sys.stderr)
         return 2
     folder = tempfile.mkdtemp(prefix="nexus-shape-")
     config = make_model(options.shape, folder)
-    flags = ("--load-format", "dummy", "--skip-tokenizer-init", "--attention-backend", options.backend,
-             "--max-total-tokens", str(options.pool), "--max-running-requests", str(options.crowd),
-             "--decode-log-interval", "8", *shlex.split(options.server_flags))  # fmt: skip
+    flags = (
+        *("--load-format", "dummy"),
+        "--skip-tokenizer-init",
+        *("--attention-backend", options.backend),
+        *("--max-total-tokens", str(options.pool)),
+        *("--max-running-requests", str(options.crowd)),
+        *("--decode-log-interval", "8"),
+        *shlex.split(options.server_flags),
+    )
     ours = ("--kv-policy", options.policy, "--kv-budget", options.budget)
+    rehearsal = f"{platform.machine()}, CPU (a rehearsal)"
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else rehearsal
     result: dict[str, Any] = {
         "command": "python -m benchmarks.gpu.serving " + shlex.join(sys.argv[1:] if argv is None else argv),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()}, CPU (a rehearsal)",
-        "kv_bytes_per_token": token_bytes(config), "systems": {},
-    }  # fmt: skip
+        "device": device,
+        "kv_bytes_per_token": token_bytes(config),
+        "systems": {},
+    }
     options.out.parent.mkdir(parents=True, exist_ok=True)
 
     def save() -> None:  # what is there, should it be cut short

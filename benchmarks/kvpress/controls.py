@@ -1,6 +1,6 @@
 """What makes the difference: our policies with one setting changed at a time, offline, from one prefill per prompt.
 
-``evaluation.reader`` measures and chooses with the server's own code. The three settings that the servers also ran are
+``benchmarks.offline`` measures and chooses with the server's own code. The three settings that the servers also ran are
 among the variants, so that their answers can be compared.
 """
 
@@ -23,7 +23,13 @@ LONGEST_WINDOW = 64
 
 
 class Variant(NamedTuple):
-    """A policy and what differs from the server's defaults."""
+    """A policy and what differs from the server's defaults.
+
+    Attributes:
+        policy: with its fields.
+        block_size: tokens per block.
+        window: last queries that judge.
+    """
 
     policy: Policy
     block_size: int = 32
@@ -47,8 +53,9 @@ VARIANTS = {
 class AnyReader(Reader):
     """A reader of any dtype; the window of :class:`Reader` takes float32 queries only."""
 
-    def _attend(self, module, query, *args, **kwargs):
-        watched, self._capture = self._capture, None
+    def _attend(self, module: Any, query: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
+        watched = self._capture
+        self._capture = None
         if watched:
             window, plan = watched
             window.capture(module.layer_idx, query[0].transpose(0, 1).float(), plan)
@@ -75,7 +82,8 @@ def choose(prefix: Prefix, variant: Variant, evidence: Evidence) -> torch.Tensor
 
 def decode(reader: Reader, prefix: Prefix, tokens: torch.Tensor, count: int) -> list[int]:
     """``count`` greedy tokens: the first after the whole prompt, the others from the cache of ``tokens`` only."""
-    cache, length = DynamicCache(), len(prefix.ids)
+    cache = DynamicCache()
+    length = len(prefix.ids)
     for layer, (keys, values) in enumerate(zip(prefix.keys, prefix.values, strict=True)):
         cache.update(keys[None, :, tokens], values[None, :, tokens], layer)
     out = [int(prefix.logits[-1].argmax())]

@@ -33,20 +33,23 @@ Encode = Callable[[str], list[int]]
 
 def make_prompts(encode: Encode) -> Iterator[dict[str, Any]]:
     """All prompts in order; the same ``encode`` (text to token ids) gives the same ones."""
-    length = lambda text: len(encode(text))  # noqa: E731
+
+    def length(text: str) -> int:
+        return len(encode(text))
+
     for task, count in RECALL.items():
         for seed in range(FIRST_SEED, FIRST_SEED + count):
             sample = RECALL_TASKS[task](seed, TOKENS, length)
             question = sample.questions[seed % len(sample.questions)]
-            ids, tokens = encode(sample.passage) + encode(question.text), length(question.answer)
-            yield _prompt(task, seed, ids, [question.answer.strip()], tokens, "all")
+            ids = encode(sample.passage) + encode(question.text)
+            yield _prompt(task, seed, ids, [question.answer.strip()], length(question.answer), "all")
     for i, task in enumerate(DOCUMENTS):
         for seed in range(FIRST_SEED + 100 * (i + 1), FIRST_SEED + 100 * (i + 1) + DOCUMENTS_EACH):
             document = make_document(seed, TOKENS, length)
-            question = next(q for q in document.questions if q.task == task)
-            score = next(name for name, function in SCORES.items() if function is question.score)
-            ids = encode(document.text) + encode(question.text)
-            yield _prompt(task, seed, ids, list(question.answers), question.tokens, score)
+            asked = next(question for question in document.questions if question.task == task)
+            score = next(name for name, function in SCORES.items() if function is asked.score)
+            ids = encode(document.text) + encode(asked.text)
+            yield _prompt(task, seed, ids, list(asked.answers), asked.tokens, score)
 
 
 def _prompt(task: str, seed: int, ids: list[int], answers: list[str], tokens: int, score: str) -> dict[str, Any]:
@@ -60,10 +63,12 @@ def digest(prompts: list[dict[str, Any]]) -> str:
 
 
 def read_prompts(path: Path) -> list[dict[str, Any]]:
+    """What this program wrote."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Write the prompts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--model", default="smollm2-135m", help="whose tokenizer: a folder or a name")

@@ -1,10 +1,11 @@
-"""kvpress on the same prompts: needs an environment of its own, see docs/results/kvpress.md. Imports nothing of nexus_sglang.
+"""kvpress on the same prompts, in an environment of its own: see docs/results/kvpress.md.
 
     python -m benchmarks.kvpress.reference prompts.jsonl kvpress.json --model FOLDER
 
-A press does not change the pass it is applied in: the layers attend to everything and the cache is cut behind them. So
-one prefill serves all presses (:class:`Several`); for the first ``--check`` prompts each press is also applied alone, as
-kvpress documents it, and must give the same answers. Presses that the output file already holds are not run again.
+Imports nothing of nexus_sglang. A press does not change the pass it is applied in: the layers attend to everything and
+the cache is cut behind them. So one prefill serves all presses (:class:`Several`); for the first ``--check`` prompts
+each press is also applied alone, as kvpress documents it, and must give the same answers. Presses that the output file
+already holds are not run again.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 BUDGETS = (0.2, 0.5)
 CONTROL_BUDGET = 0.2
-OUR_BLOCK, OUR_WINDOW = 32, 16
+OUR_BLOCK = 32
+OUR_WINDOW = 16
 
 
 def make_presses() -> dict[str, BasePress]:
-    """``"METHOD BUDGET"`` to press, kvpress's defaults; then the controls of CONTROL_BUDGET with ``"METHOD, VARIANT"``."""
+    """``"METHOD BUDGET"`` to press with kvpress's defaults, then ``"METHOD, VARIANT BUDGET"`` to the controls."""
     kinds = {"snapkv": SnapKVPress, "streaming-llm": StreamingLLMPress, "tova": TOVAPress}
     presses: dict[str, BasePress] = {
         f"{name} {budget:g}": kind(compression_ratio=1 - budget) for budget in BUDGETS for name, kind in kinds.items()
@@ -56,17 +58,21 @@ class Several(BasePress):
     kept: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = field(default_factory=dict)
 
     def post_init_from_model(self, model: Any) -> None:
+        """Called by kvpress before a pass."""
         self.kept = {name: [] for name in self.presses}
         for press in self.presses.values():
             press.post_init_from_model(model)
 
-    def compress(self, module, hidden_states, keys, values, attentions, kwargs):
+    def compress(
+        self, module: Any, hidden_states: Any, keys: Any, values: Any, attentions: Any, kwargs: Any
+    ) -> tuple[Any, Any]:
         """Called by kvpress after each layer's prefill, in order."""
         for name, press in self.presses.items():
             self.kept[name].append(press.compress(module, hidden_states, keys, values, attentions, kwargs))
         return keys, values
 
     def cache(self, name: str) -> DynamicCache:
+        """What this press would leave."""
         cache = DynamicCache()
         for layer, (keys, values) in enumerate(self.kept[name]):
             cache.update(keys, values, layer)
@@ -105,7 +111,8 @@ def lengths(cache: DynamicCache) -> int:
 
 def answer_all(model: Any, prompt: dict[str, Any], presses: dict[str, BasePress]) -> dict[str, dict[str, Any]]:
     """Name (and ``full``) to ids and tokens kept after prefill."""
-    several, ids = Several(presses), prompt["ids"]
+    several = Several(presses)
+    ids = prompt["ids"]
     full, first = prefill(model, ids, several)
     answers = {}
     for name in presses:
@@ -131,6 +138,7 @@ def check(model: Any, prompt: dict[str, Any], presses: dict[str, BasePress], ans
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Measure what the command line asks for, and write it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("prompts", type=Path)
     parser.add_argument("out", type=Path)

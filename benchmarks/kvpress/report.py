@@ -2,184 +2,25 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
-from typing import Any, NamedTuple
+from typing import Any
 
-from benchmarks.offline.wilson import wilson
-from nexus_sglang.evaluation.intervals import mean_and_error
-
-Z = 1.959964
-
-
-class Pair(NamedTuple):
-    """A line of the two main tables: kvpress's system and ours."""
-
-    name: str
-    kvpress: str
-    ours: str
-
-
-PAIRS = (
-    Pair("SnapKV as shipped", "snapkv", "snapkv"),
-    Pair("SnapKV, window 16 on both", "snapkv, window 16", "snapkv"),
-    Pair("TOVA", "tova", "tova"),
-    Pair("StreamingLLM", "streaming-llm", "streaming-llm"),
-)
-FULL_CACHE = Pair("full cache", "full", "full")
-SIDES = ("kvpress", "ours")
-GROUPS = {"needle": ("needle",), "multi-key": ("multi-key",)}
-"""Tasks shown on their own; all others are questions on documents of ``evaluation.documents``."""
-
-
-class Answers:
-    """The rows of a result file by (side, system, budget), each in the order of the prompts."""
-
-    def __init__(self, result: dict[str, Any]):
-        self.prompts = result["prompts"]
-        rows = {(r["side"], r["system"], r["budget"], r["id"]): r for r in result["rows"]}
-        keys = dict.fromkeys(key[:3] for key in rows)
-        self.rows = {key: [rows[(*key, p["id"])] for p in self.prompts] for key in keys}
-
-    def of(self, side: str, system: str, budget: float) -> list[dict[str, Any]]:
-        return self.rows[side, system, budget]
-
-    def right(self, side: str, system: str, budget: float) -> list[bool]:
-        """Whether each prompt was answered; every question has one answer, so scores are 0 or 1."""
-        return [r["score"] == 1.0 for r in self.of(side, system, budget)]
-
-    def share(self, side: str, system: str, budget: float) -> float:
-        right = self.right(side, system, budget)
-        return sum(right) / len(right)
-
-    def kept(self, side: str, system: str, budget: float) -> float:
-        """Mean over the prompts of tokens kept / prompt tokens."""
-        shares = [r["kept"] / p["length"] for r, p in zip(self.of(side, system, budget), self.prompts, strict=True)]
-        return sum(shares) / len(shares)
-
-    def cell(self, side: str, system: str, budget: float) -> str:
-        right = self.right(side, system, budget)
-        low, high = wilson(sum(right), len(right))
-        return f"{sum(right) / len(right):.2f} ({low:.2f}-{high:.2f})"
-
-    def pair(self, pair: Pair, budget: float) -> tuple[list[bool], list[bool]]:
-        return self.right("kvpress", pair.kvpress, budget), self.right("ours", pair.ours, budget)
-
-    def gap(self, pair: Pair, budget: float) -> str:
-        """Ours minus kvpress over the same prompts, with its 95 % interval."""
-        gaps = [b - a for a, b in zip(*self.pair(pair, budget), strict=True)]
-        mean, error = mean_and_error(gaps, range(len(gaps)))
-        return f"{mean:+.2f} ± {Z * error:.2f}"
-
-    def same(self, one: tuple[str, str, float], other: tuple[str, str, float]) -> int:
-        """Prompts with the same text from both."""
-        return sum(a["text"] == b["text"] for a, b in zip(self.rows[one], self.rows[other], strict=True))
-
-
-def sign_test(one: int, other: int) -> float:
-    """Two-sided exact probability of a split this uneven or more, were both sides equally good."""
-    n = one + other
-    return min(1.0, 2 * sum(math.comb(n, k) for k in range(min(one, other) + 1)) / 2**n)
-
-
-def probability(one: int, other: int) -> str:
-    p = sign_test(one, other)
-    return f"{p:.3f}" if p >= 0.001 else "< 0.001"
-
-
-def table(head: list[str], body: list[list[object]]) -> list[str]:
-    lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * (len(head) - 1)]
-    return [*lines, *("| " + " | ".join(map(str, row)) + " |" for row in body)]
-
-
-def _lines(budgets: list[float]) -> list[tuple[str, Pair, float]]:
-    return [(FULL_CACHE.name, FULL_CACHE, 1.0), *((f"{p.name}, {b:g}", p, b) for p in PAIRS for b in budgets)]
-
-
-def accuracy(answers: Answers, budgets: list[float]) -> list[str]:
-    body = []
-    for name, pair, budget in _lines(budgets):
-        where = (("kvpress", pair.kvpress, budget), ("ours", pair.ours, budget))
-        kept = [f"{answers.kept(*at):.3f}" for at in where]
-        body.append([name, *(answers.cell(*at) for at in where), answers.gap(pair, budget), *kept])
-    return table(["method and budget", "kvpress", "ours", "ours - kvpress", "kept, kvpress", "kept, ours"], body)
-
-
-def agreement(answers: Answers, budgets: list[float]) -> list[str]:
-    body = []
-    for name, pair, budget in _lines(budgets):
-        pairs = list(zip(*answers.pair(pair, budget), strict=True))
-        counts = [pairs.count(both) for both in ((True, True), (True, False), (False, True), (False, False))]
-        same = answers.same(("kvpress", pair.kvpress, budget), ("ours", pair.ours, budget))
-        body.append([name, *counts, probability(counts[1], counts[2]), same])
-    return table(["method and budget", "both right", "only kvpress", "only ours", "neither", "p", "same text"], body)
-
-
-def by_task(answers: Answers, budgets: list[float]) -> list[str]:
-    named = {task for tasks in GROUPS.values() for task in tasks}
-    groups = {**GROUPS, "documents": tuple({p["task"] for p in answers.prompts} - named)}
-    at = {name: [i for i, p in enumerate(answers.prompts) if p["task"] in tasks] for name, tasks in groups.items()}
-    body = []
-    for name, pair, budget in _lines(budgets):
-        sides = answers.pair(pair, budget)
-        body.append(
-            [name, *(" / ".join(str(sum(side[i] for i in places)) for side in sides) for places in at.values())]
-        )
-    return table(["right, kvpress / ours", *(f"{name} (of {len(places)})" for name, places in at.items())], body)
-
-
-class Control(NamedTuple):
-    """A line of the table of controls: where its rows are, and what was chosen how."""
-
-    name: str
-    side: str
-    system: str
-    unit: str
-    choice: str
-    queries: str
-
-
-HEAD, LAYER, SHARED = "layer and KV head", "layer", "all layers"
-CONTROLS = (
-    Control("kvpress SnapKV", "kvpress", "snapkv", "token", HEAD, "64"),
-    Control("kvpress SnapKV, our window", "kvpress", "snapkv, window 16", "token", HEAD, "16"),
-    Control("kvpress ChunkKV on SnapKV", "kvpress", "snapkv, chunks of 32", "32 tokens", LAYER, "64"),
-    Control(
-        "kvpress ChunkKV on SnapKV, our window", "kvpress", "snapkv, window 16, chunks of 32", "32 tokens", LAYER, "16"
-    ),
-    Control("ours `snapkv`, blocks of 1", "offline", "snapkv, blocks of 1", "token", SHARED, "16"),
-    Control("**ours `snapkv`**", "ours", "snapkv", "32 tokens", SHARED, "16"),
-    Control("ours `snapkv`, their window", "offline", "snapkv, window 64", "32 tokens", SHARED, "64"),
-    Control("ours `snapkv`, maximum over heads", "offline", "snapkv, maximum over heads", "32 tokens", SHARED, "16"),
-    Control("kvpress TOVA", "kvpress", "tova", "token", LAYER, "1"),
-    Control("kvpress ChunkKV on TOVA", "kvpress", "tova, chunks of 32", "32 tokens", LAYER, "1"),
-    Control("ours `tova`, blocks of 1", "offline", "tova, blocks of 1", "token", SHARED, "1"),
-    Control("**ours `tova`**", "ours", "tova", "32 tokens", SHARED, "1"),
-    Control("ours `tova`, maximum over heads", "offline", "tova, maximum over heads", "32 tokens", SHARED, "1"),
-    Control("kvpress StreamingLLM", "kvpress", "streaming-llm", "token", SHARED, "none"),
-    Control("ours `streaming-llm`, blocks of 1", "offline", "streaming-llm, blocks of 1", "token", SHARED, "none"),
-    Control("**ours `streaming-llm`**", "ours", "streaming-llm", "32 tokens", SHARED, "none"),
+from benchmarks.kvpress.tables import (
+    CONTROLS,
+    GROUPS,
+    PAIRS,
+    Answers,
+    Pair,
+    accuracy,
+    agreement,
+    by_task,
+    controls,
+    partial,
+    probability,
 )
 
-
-def controls(answers: Answers, budget: float) -> list[str]:
-    body = []
-    for c in CONTROLS:
-        at = (c.side, c.system, budget)
-        body.append([c.name, c.unit, c.choice, c.queries, answers.cell(*at), f"{answers.kept(*at):.3f}"])
-    return table([f"at budget {budget:g}", "unit", "one choice for", "queries", "right", "kept"], body)
-
-
-def partial(answers: Answers, side: str, system: str, budget: float) -> str:
-    """Of the numbers that the full cache got right and this one wrong: how many begin with two right digits."""
-    begun = wrong = 0
-    whole = zip(answers.prompts, answers.right("kvpress", "full", 1.0), strict=True)
-    for (prompt, known), r in zip(whole, answers.of(side, system, budget), strict=True):
-        answer = prompt["answers"][0]
-        if known and answer.isdigit() and r["score"] < 1:
-            wrong += 1
-            begun += r["text"].strip().startswith(answer[:2])
-    return f"{begun} of {wrong}"
+System = tuple[str, str]
+"""Side and name of what answered."""
 
 
 def para(text: str, first: str = "", rest: str = "") -> str:
@@ -191,6 +32,7 @@ def para(text: str, first: str = "", rest: str = "") -> str:
 
 
 def items(*texts: str) -> str:
+    """A list, each item wrapped."""
     return "\n".join(para(text, "- ", "  ") for text in texts)
 
 
@@ -202,7 +44,9 @@ def render(result: dict[str, Any]) -> str:
     """
     answers = Answers(result)
     budgets = sorted({r["budget"] for r in result["rows"]} - {1.0})
-    low, theirs, ours = budgets[0], result["kvpress"]["versions"], result["ours"]["versions"]
+    low = budgets[0]
+    theirs = result["kvpress"]["versions"]
+    ours = result["ours"]["versions"]
     parts = [
         "# Beside NVIDIA's kvpress",
         *_setting(result, answers, theirs, ours),
@@ -281,17 +125,47 @@ def _about_controls(answers: Answers, budget: float) -> str:
         same text for {", ".join(texts)} of {len(answers.prompts)} prompts.""")
 
 
-def _differences(answers: Answers, budget: float, dtype: str) -> list[str]:
-    def against(one: tuple[str, str], other: tuple[str, str]) -> str:
-        """Right answers of both and the sign test between them."""
-        pairs = list(zip(answers.right(*one, budget), answers.right(*other, budget), strict=True))
-        p = probability(pairs.count((True, False)), pairs.count((False, True)))
-        return (
-            f"{sum(a for a, _ in pairs)} against {sum(b for _, b in pairs)} (p {p if p.startswith('<') else '= ' + p})"
-        )
+class Comparisons:
+    """Right answers of two systems and the sign test between them, at one budget.
 
-    k, s, o = (lambda system, side=side: (side, system) for side in ("kvpress", "ours", "offline"))
-    window, chunks, single = k("snapkv, window 16"), k("snapkv, window 16, chunks of 32"), o("snapkv, blocks of 1")
+    Args:
+        answers: of all systems.
+        budget: share of the prompt.
+    """
+
+    def __init__(self, answers: Answers, budget: float) -> None:
+        self.answers = answers
+        self.budget = budget
+
+    def __call__(self, one: System, other: System) -> str:
+        """The comparison as text."""
+        rights = [self.answers.right(*system, self.budget) for system in (one, other)]
+        pairs = list(zip(*rights, strict=True))
+        p = probability(pairs.count((True, False)), pairs.count((False, True)))
+        shown = p if p.startswith("<") else f"= {p}"
+        return f"{sum(rights[0])} against {sum(rights[1])} (p {shown})"
+
+
+def k(name: str) -> System:
+    """A system of kvpress."""
+    return "kvpress", name
+
+
+def s(name: str) -> System:
+    """A system of ours, through a server."""
+    return "ours", name
+
+
+def o(name: str) -> System:
+    """A system of ours, offline."""
+    return "offline", name
+
+
+def _differences(answers: Answers, budget: float, dtype: str) -> list[str]:
+    against = Comparisons(answers, budget)
+    window = k("snapkv, window 16")
+    chunks = k("snapkv, window 16, chunks of 32")
+    single = o("snapkv, blocks of 1")
     n = len(answers.prompts)
     streaming = answers.same((*o("streaming-llm, blocks of 1"), budget), (*k("streaming-llm"), budget))
     return [

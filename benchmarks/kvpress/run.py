@@ -27,7 +27,12 @@ FLAGS = ("--max-total-tokens", "16384", "--chunked-prefill-size", "4096", "--max
 
 
 class System(NamedTuple):
-    """One server: its flags beside :data:`FLAGS`, and the budgets asked of it (1.0: no eviction)."""
+    """One server.
+
+    Attributes:
+        flags: beside :data:`FLAGS`.
+        budgets: asked of it, as shares of the prompt; 1.0 is without eviction.
+    """
 
     flags: tuple[str, ...]
     budgets: tuple[float, ...]
@@ -41,7 +46,17 @@ SYSTEMS: dict[str, System] = {
 
 
 class Row(NamedTuple):
-    """One answer. ``kept``: tokens in the cache when the prompt had been read and cut; ``budget`` 1.0 is the full cache."""
+    """One answer.
+
+    Attributes:
+        side: ``kvpress``, ``ours`` (through a server) or ``offline``.
+        system: the method, with what differs from its defaults.
+        budget: share of the prompt; 1.0 is the full cache.
+        id: of the prompt.
+        text: the answer.
+        score: 0 or 1.
+        kept: tokens in the cache when the prompt had been read and cut.
+    """
 
     side: str
     system: str
@@ -53,6 +68,7 @@ class Row(NamedTuple):
 
 
 def row(side: str, system: str, budget: float, prompt: dict, ids: list[int], kept: int, tokenizer: Any) -> Row:
+    """Score an answer given as token ids."""
     text = tokenizer.decode(ids)
     score = SCORES[prompt["score"]](text, prompt["answers"])
     return Row(side, "full" if budget == 1.0 else system, budget, prompt["id"], text, score, kept)
@@ -114,7 +130,8 @@ def head_of(raw: dict[str, Any], folder: str, prompts: list[dict], options: argp
 
 def serve(folder: str, dtype: str, name: str, prompts: list[dict[str, Any]], tokenizer: Any) -> list[Row]:
     """All prompts and budgets of one system through a server."""
-    system, rows = SYSTEMS[name], []
+    system = SYSTEMS[name]
+    rows: list[Row] = []
     with Server(folder, *system.flags, *FLAGS, "--dtype", dtype) as server:
         for i, prompt in enumerate(prompts):
             rows += [row("ours", name, b, prompt, *ask(server, prompt, b), tokenizer) for b in system.budgets]
@@ -125,7 +142,8 @@ def serve(folder: str, dtype: str, name: str, prompts: list[dict[str, Any]], tok
 
 def offline(folder: str, dtype: str, prompts: list[dict[str, Any]], tokenizer: Any) -> list[Row]:
     """All variants of controls.py."""
-    reader, rows = controls.load(folder, dtype), []
+    reader = controls.load(folder, dtype)
+    rows: list[Row] = []
     for i, prompt in enumerate(prompts):
         answers = controls.run(reader, prompt)
         rows += [row("offline", name, controls.BUDGET, prompt, ids, kept, tokenizer) for name, ids, kept in answers]
@@ -134,6 +152,7 @@ def offline(folder: str, dtype: str, prompts: list[dict[str, Any]], tokenizer: A
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Measure what the command line asks for, and write it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("prompts", type=Path, help="from prompts.py")
     parser.add_argument("--kvpress", type=Path, required=True, help="from reference.py")
@@ -153,8 +172,10 @@ def measure(options: argparse.Namespace) -> None:
 
     folder = str(ensure_model(options.model))
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    prompts, raw = read_prompts(options.prompts), json.loads(options.kvpress.read_text(encoding="utf-8"))
-    result, rows = head_of(raw, folder, prompts, options), kvpress_rows(raw, prompts, tokenizer)
+    prompts = read_prompts(options.prompts)
+    raw = json.loads(options.kvpress.read_text(encoding="utf-8"))
+    result = head_of(raw, folder, prompts, options)
+    rows = kvpress_rows(raw, prompts, tokenizer)
     if options.out.exists():
         old = json.loads(options.out.read_text(encoding="utf-8"))
         if old["sha256"] != result["sha256"]:

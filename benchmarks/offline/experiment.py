@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,7 +13,7 @@ from benchmarks.offline.choosing import describe_blocks, keep_tokens
 from benchmarks.offline.reader import Kept, Prefix, Reader
 from nexus_sglang.config import NexusConfig, TokenAmount
 from nexus_sglang.evaluation.plan import SETTINGS
-from nexus_sglang.evaluation.recall import RecallQuestion, RecallSample
+from nexus_sglang.evaluation.recall import RecallSample
 from nexus_sglang.evidence.measure import NEEDS
 from nexus_sglang.policy.base import Evidence, Policy
 
@@ -22,24 +22,38 @@ BATCH = 9
 
 
 class Contestant(NamedTuple):
-    """A policy with one choice for all layers, as the server applies it. ``recent`` as in ``--kv-recent-tokens``."""
+    """A policy with one choice for all layers, as the server applies it.
+
+    Attributes:
+        policy: with its fields.
+        recent: newest tokens that always stay, as in ``--kv-recent-tokens``.
+    """
 
     policy: Policy
     recent: TokenAmount = TokenAmount(64)
 
 
 Reference = Callable[[Prefix, NexusConfig, int], Kept]
-"""A method in which each layer chooses for itself: (prefix, config, budget in tokens) -> kept tokens."""
+"""A method in which each layer chooses for itself: prefix, config and budget in tokens to what is kept."""
+Contestants = dict[str, Contestant | Reference]
+"""By label."""
 
 
 class Score(NamedTuple):
-    """Whether greedy decoding writes the whole answer; mean log-probability of its tokens; share of tokens kept."""
+    """How one thinned cache answered one question.
+
+    Attributes:
+        exact: whether greedy decoding writes the whole answer.
+        logprob: mean log-probability of the answer's tokens, in nats.
+        resident: share of tokens kept.
+    """
 
     exact: bool
     logprob: float
     resident: float
 
-    def rounded(self) -> list:
+    def rounded(self) -> list[float]:
+        """As it is stored."""
         return [int(self.exact), round(self.logprob, 3), round(self.resident, 4)]
 
 
@@ -53,7 +67,8 @@ class _Bench:
     needs: dict[str, dict[str, bool]]
 
     @classmethod
-    def on(cls, prefix: Prefix, contestants: dict[str, Contestant | Reference], block_size: int) -> _Bench:
+    def on(cls, prefix: Prefix, contestants: Contestants, block_size: int) -> _Bench:
+        """A bench that measures what any of the contestants asks for."""
         needs: dict[str, dict[str, bool]] = {}
         for entry in contestants.values():
             if isinstance(entry, Contestant):
@@ -63,6 +78,7 @@ class _Bench:
         return cls(prefix, block_size, {}, needs)
 
     def evidence(self, policy: Policy) -> Evidence:
+        """What this policy is to judge by."""
         kind = policy.head_reduction
         if kind not in self.cache:
             probe = SimpleNamespace(head_reduction=kind, **self.needs[kind])
@@ -71,7 +87,15 @@ class _Bench:
 
 
 def thin(bench: _Bench, entry: Contestant | Reference, share: float, seed: int, reader: Reader) -> Kept:
-    """What one contestant keeps of a prefix at a budget given as a share of it."""
+    """What one contestant keeps of a prefix.
+
+    Args:
+        bench: the prefix and its evidence.
+        entry: the contestant.
+        share: budget as a share of the prefix.
+        seed: of the draws.
+        reader: that read the prefix.
+    """
     recent = entry.recent if isinstance(entry, Contestant) else TokenAmount(64)
     config = NexusConfig("nexus", TokenAmount(share), bench.block_size, reader.window, recent_tokens=recent, seed=seed)
     length = len(bench.prefix.ids)
@@ -102,8 +126,20 @@ def grade(logits: torch.Tensor, answer: list[int]) -> tuple[bool, float]:
 def answer_thinned(
     reader: Reader, prefix: Prefix, kept: dict[str, Kept], question: list[int] | None, answer: list[int]
 ) -> dict[str, Score]:
-    """Every thinned cache answers. ``question`` None: it is the prefix's end already (visible)."""
-    length, grades = len(prefix.ids), {}
+    """Every thinned cache answers.
+
+    Args:
+        reader: the model.
+        prefix: what was read.
+        kept: what stays of it, by label.
+        question: token ids; None when the prefix ends with the question already (visible).
+        answer: token ids of the right answer.
+
+    Returns:
+        Scores by label.
+    """
+    length = len(prefix.ids)
+    grades: dict[tuple[int, ...], tuple[bool, float]] = {}
     feed, start = (question, length) if question else (prefix.ids[-1:], length - 1)
     different = list({entry.key(): entry for entry in kept.values()}.values())
     for at in range(0, len(different), BATCH):
@@ -114,52 +150,55 @@ def answer_thinned(
     return {label: Score(*grades[entry.key()], entry.count() / length) for label, entry in kept.items()}
 
 
+def thin_all(bench: _Bench, contestants: Contestants, share: float, seed: int, reader: Reader) -> dict[str, Kept]:
+    """What every contestant keeps, by label; arguments as in :func:`thin`."""
+    return {label: thin(bench, entry, share, seed, reader) for label, entry in contestants.items()}
+
+
 def run_sample(
     reader: Reader,
     sample: RecallSample,
-    contestants: dict[str, Contestant | Reference],
+    contestants: Contestants,
     shares: list[float],
     settings: tuple[str, ...] = SETTINGS,
     block_size: int = 32,
-) -> list[dict]:
+) -> list[dict[str, Any]]:
     """All contestants on one sample.
+
+    Args:
+        reader: the model.
+        sample: passage and questions.
+        contestants: by label.
+        shares: budgets, as shares of what is read.
+        settings: whether the question is known when the cache is cut.
+        block_size: tokens per block.
 
     Returns:
         One record per question: task, seed, tokens of the passage, ``full`` and, per setting and share, per label, the
         rounded :class:`Score`.
     """
     passage = reader.read(reader.ids(sample.passage))
-    hidden = _Bench.on(passage, contestants, block_size)
-    kept_hidden = {
-        share: {label: thin(hidden, entry, share, sample.seed, reader) for label, entry in contestants.items()}
-        for share in (shares if "hidden" in settings else [])
-    }
+    bench = _Bench.on(passage, contestants, block_size)
+    hidden = shares if "hidden" in settings else []
+    kept_hidden = {share: thin_all(bench, contestants, share, sample.seed, reader) for share in hidden}
     records = []
     for question in sample.questions:
-        record = {"task": sample.task, "seed": sample.seed, "tokens": len(passage.ids)}
-        record.update(
-            _ask(reader, passage, question, contestants, shares, settings, kept_hidden, sample.seed, block_size)
-        )
+        asked = reader.ids(question.text)
+        answer = reader.ids(question.answer)
+        prompt = reader.read(asked, passage)
+        after = reader.read(answer[:-1], prompt, last=len(answer) - 1)
+        full = Score(*grade(torch.cat((prompt.logits, after.logits)), answer), 1.0)
+        record: dict[str, Any] = {"task": sample.task, "seed": sample.seed, "tokens": len(passage.ids)}
+        record["full"] = full.rounded()
+        visible = _Bench.on(prompt, contestants, block_size)
+        for setting in settings:
+            record[setting] = {}
+            for share in shares:
+                if setting == "hidden":
+                    scores = answer_thinned(reader, passage, kept_hidden[share], asked, answer)
+                else:
+                    kept = thin_all(visible, contestants, share, sample.seed, reader)
+                    scores = answer_thinned(reader, prompt, kept, None, answer)
+                record[setting][f"{share:g}"] = {label: score.rounded() for label, score in scores.items()}
         records.append(record)
     return records
-
-
-def _ask(
-    reader, passage, question: RecallQuestion, contestants, shares, settings, kept_hidden, seed, block_size
-) -> dict:
-    asked, answer = reader.ids(question.text), reader.ids(question.answer)
-    prompt = reader.read(asked, passage)
-    after = reader.read(answer[:-1], prompt, last=len(answer) - 1)
-    logits = torch.cat((prompt.logits, after.logits))
-    out = {"full": Score(*grade(logits, answer), 1.0).rounded()}
-    visible = _Bench.on(prompt, contestants, block_size)
-    for setting in settings:
-        out[setting] = {}
-        for share in shares:
-            if setting == "hidden":
-                scores = answer_thinned(reader, passage, kept_hidden[share], asked, answer)
-            else:
-                kept = {label: thin(visible, entry, share, seed, reader) for label, entry in contestants.items()}
-                scores = answer_thinned(reader, prompt, kept, None, answer)
-            out[setting][f"{share:g}"] = {label: score.rounded() for label, score in scores.items()}
-    return out

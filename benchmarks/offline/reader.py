@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -34,7 +35,8 @@ class Prefix:
 
     Attributes:
         ids: token ids, T of them.
-        keys, values: per layer ``[Hkv, T, D]``, rotary applied.
+        keys: per layer ``[Hkv, T, D]``, rotary applied.
+        values: per layer ``[Hkv, T, D]``.
         window: the last W queries, in row 0.
         logits: float ``[n, vocab]`` after the last n tokens, as many as were asked for.
     """
@@ -74,7 +76,8 @@ class Kept:
     """Which cached tokens stay.
 
     Attributes:
-        index: per layer int64 ``[Hkv, R]``. valid: per layer bool ``[Hkv, R]``; False entries are padding.
+        index: per layer int64 ``[Hkv, R]``, positions.
+        valid: per layer bool ``[Hkv, R]``; False entries are padding.
     """
 
     index: list[torch.Tensor]
@@ -96,19 +99,29 @@ class Kept:
         return sum(float(v.sum()) / v.shape[0] for v in self.valid) / len(self.valid)
 
 
+def _pad(x: torch.Tensor, width: int) -> torch.Tensor:
+    """``[Hkv, R]`` to ``[Hkv, width]`` with zeros behind."""
+    return torch.nn.functional.pad(x, (0, width - x.shape[1]))
+
+
 class Reader:
     """Reads with a model whose attention is :meth:`_attend`; see :meth:`load`.
 
     Args:
-        model: a Llama-like ``ForCausalLM``. tokenizer: its tokenizer. window: queries kept.
+        model: a Llama-like ``ForCausalLM``.
+        tokenizer: its tokenizer; None where only token ids are read.
+        window: last queries kept.
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, window: int = 16):
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, window: int = 16) -> None:
         AttentionInterface.register(_NAME, self._attend)
         model.set_attn_implementation(_NAME)
-        self.model, self.tokenizer, self.window = model.eval(), tokenizer, window
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.window = window
         config = model.config
-        self.layers, self.kv_heads = config.num_hidden_layers, config.num_key_value_heads
+        self.layers = config.num_hidden_layers
+        self.kv_heads = config.num_key_value_heads
         dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self._shape = LayerShape(config.num_attention_heads, dim, dim**-0.5)
         self._capture: tuple[QueryWindow, CapturePlan] | None = None
@@ -121,10 +134,17 @@ class Reader:
         return cls(model, AutoTokenizer.from_pretrained(folder), window)
 
     def ids(self, text: str) -> list[int]:
+        """Token ids of a text."""
         return self.tokenizer(text, add_special_tokens=False).input_ids
 
     def read(self, ids: list[int], before: Prefix | None = None, last: int = 1) -> Prefix:
-        """Read ``ids`` (after ``before``, which stays as it is), everything resident; logits of the last ``last``."""
+        """Read tokens with everything resident.
+
+        Args:
+            ids: token ids.
+            before: what was read before them; it stays as it is.
+            last: after how many of the last tokens logits are kept.
+        """
         start = len(before.ids) if before else 0
         shapes = dict.fromkeys(range(self.layers), self._shape)
         window = QueryWindow(shapes, 1, self.window, torch.float32, "cpu")
@@ -141,20 +161,27 @@ class Reader:
         return Prefix((before.ids if before else []) + ids, keys, values, window, logits[0])
 
     def continue_thinned(self, prefix: Prefix, kept: list[Kept], ids: list[int], start: int, last: int) -> torch.Tensor:
-        """Read ``ids`` at positions ``start``.. on each of several thinned caches at once.
+        """Read tokens on each of several thinned caches at once.
+
+        Args:
+            prefix: what was read before.
+            kept: what each cache keeps of it.
+            ids: token ids, the same for all.
+            start: position of the first.
+            last: after how many of the last tokens logits are wanted.
 
         Returns:
             float32 ``[len(kept), last, vocab]``: logits after the last ``last`` tokens.
         """
-        cache, self._valid = DynamicCache(), []
+        cache = DynamicCache()
+        self._valid = []
         rows = torch.arange(self.kv_heads)[:, None]
         for layer in range(self.layers):
             width = max(k.index[layer].shape[1] for k in kept)
-            pad = lambda x: torch.nn.functional.pad(x, (0, width - x.shape[1]))  # noqa: B023,E731
-            index = [pad(k.index[layer]) for k in kept]
+            index = [_pad(k.index[layer], width) for k in kept]
             keys = torch.stack([prefix.keys[layer][rows, i] for i in index])
             cache.update(keys, torch.stack([prefix.values[layer][rows, i] for i in index]), layer)
-            self._valid.append(torch.stack([pad(k.valid[layer]) for k in kept]))
+            self._valid.append(torch.stack([_pad(k.valid[layer], width) for k in kept]))
         logits = self._forward([ids] * len(kept), start, cache, last)
         self._valid = None
         return logits
@@ -167,14 +194,26 @@ class Reader:
         )
         return out.logits.float()
 
-    def _attend(self, module, query, key, value, attention_mask=None, scaling=None, **_):
+    def _attend(
+        self,
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        scaling: float | None = None,
+        **_: Any,
+    ) -> tuple[torch.Tensor, None]:
         """Attention ``[B, H, Q, D]`` over ``[B, Hkv, T, D]``: causal by place, cached tokens seen unless padding."""
-        layer, new, total = module.layer_idx, query.shape[2], key.shape[2]
+        layer = module.layer_idx
+        new = query.shape[2]
+        total = key.shape[2]
         if self._capture:
             window, plan = self._capture
             window.capture(layer, query[0].transpose(0, 1), plan)
         group = query.shape[1] // key.shape[1]
-        key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+        key = key.repeat_interleave(group, 1)
+        value = value.repeat_interleave(group, 1)
         mask = None
         if new != total:
             mask = torch.ones(new, total, dtype=torch.bool).tril(total - new).expand(query.shape[0], 1, -1, -1)

@@ -26,7 +26,8 @@ ADA_FLOOR = 0.2
 def _attention(prefix: Prefix, layer: int, size: int, average: bool) -> torch.Tensor:
     """float32 ``[W, Hq or 1, N]``: window attention of one layer, summed over blocks of ``size`` tokens."""
     length = len(prefix.ids)
-    positions, at = torch.arange(length), prefix.window.positions(0, length)
+    positions = torch.arange(length)
+    at = prefix.window.positions(0, length)
     (queries,) = prefix.window.queries(prefix.window.rings[layer][None], 0, at)
     keys = prefix.keys[layer].transpose(0, 1)
     if average:  # before the softmax, as arXiv 2606.23961 has it
@@ -37,7 +38,8 @@ def _attention(prefix: Prefix, layer: int, size: int, average: bool) -> torch.Te
 
 def nexus_paper_per_layer(prefix: Prefix, config: NexusConfig, budget: int) -> Kept:
     """Nexus Sampling (arXiv 2606.23961): blocks, queries and keys averaged over heads, one reservoir per layer."""
-    policy, length = NexusPaper(head_reduction="qk"), len(prefix.ids)
+    policy = NexusPaper(head_reduction="qk")
+    length = len(prefix.ids)
     blocks = describe_blocks(length, prefix.identities(config.block_size), config, budget, 0)
     index = []
     for layer, keys in enumerate(prefix.keys):

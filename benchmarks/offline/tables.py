@@ -39,7 +39,8 @@ def difference(records: list[dict], setting: str, first: str, second: str, field
 
 def _cell(records: list[dict], setting: str, share: str, label: str) -> str:
     scores = [record[setting][share][label] for record in records]
-    right, n = sum(score[0] for score in scores), len(scores)
+    right = sum(score[0] for score in scores)
+    n = len(scores)
     low, high = wilson(right, n)
     logprob = sum(score[1] for score in scores) / n
     return f"{right / n:.2f} ({low:.2f}-{high:.2f}) {logprob:.2f}"
@@ -109,7 +110,7 @@ def pilot_table(pilot: dict[str, dict[str, list[float]]]) -> str:
 
 
 def values_table(records: list[dict]) -> str:
-    """Exact match and log-probability by value share; ``records`` is values.json (see benchmarks/policies/values.py)."""
+    """Exact match and log-probability by value share; ``records`` is values.json (benchmarks/policies/values.py)."""
     shares = list(records[0]["visible"])
     columns = [(setting, share) for setting in ("visible", "hidden") for share in shares]
     lines: list[str] = []
@@ -118,8 +119,8 @@ def values_table(records: list[dict]) -> str:
         exact, logprob = (sum(r["full"][field] for r in mine) / len(mine) for field in (0, 1))
         lines += [
             "",
-            f"{kind[0].upper()}{kind[1:]}: {len(mine)} questions about {len(set(_passages(mine)))} passages; full cache "
-            f"{exact:.2f} {logprob:.2f}.",
+            f"{kind[0].upper()}{kind[1:]}: {len(mine)} questions about {len(set(_passages(mine)))} passages; "
+            f"full cache {exact:.2f} {logprob:.2f}.",
             "",
             "| variant | "
             + " | ".join(f"{setting} {float(share):.0%}".replace("%", " %") for setting, share in columns)

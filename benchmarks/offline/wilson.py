@@ -15,7 +15,8 @@ def wilson(right: int, n: int, z: float = 1.959964) -> tuple[float, float]:
     """
     if n == 0:
         return 0.0, 1.0
-    share, denominator = right / n, 1 + z * z / n
+    share = right / n
+    denominator = 1 + z * z / n
     middle = (share + z * z / (2 * n)) / denominator
     half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / denominator
     return max(0.0, middle - half), min(1.0, middle + half)

@@ -11,7 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-from benchmarks.offline.experiment import Contestant, Reference, run_sample
+from benchmarks.offline.experiment import Contestants, run_sample
 from benchmarks.offline.reader import Reader
 from nexus_sglang.evaluation.plan import SETTINGS
 from nexus_sglang.evaluation.recall import RECALL_TASKS
@@ -33,10 +33,14 @@ def save(records: list[dict], path: Path) -> None:
     scratch.replace(path)
 
 
-def run_all(
-    reader: Reader, plan: list[tuple[str, int, int]], contestants: dict[str, Contestant | Reference], path: Path
-) -> None:
-    """Run every (task, seed, tokens) of the plan for the labels that ``path`` lacks, saving after each.
+def run_all(reader: Reader, plan: list[tuple[str, int, int]], contestants: Contestants, path: Path) -> None:
+    """Run what is missing from a result file, saving after each passage.
+
+    Args:
+        reader: the model.
+        plan: (task, seed, tokens) of every passage.
+        contestants: by label; those that the file has for a passage are not run again.
+        path: of the file.
 
     A label whose policy has changed must be deleted from the file first (run.py --again LABEL).
     """

@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
@@ -25,7 +26,7 @@ from benchmarks.policies.common import SHARES, open_reader
 from nexus_sglang.config import NexusConfig, TokenAmount
 from nexus_sglang.evaluation.recall import RECALL_TASKS, RecallQuestion, RecallSample
 from nexus_sglang.evidence.measure import NEEDS
-from nexus_sglang.policy import make_policy
+from nexus_sglang.policy import Evidence, make_policy
 
 FIRST_SEED = 600_000
 BLOCK = 32
@@ -36,9 +37,9 @@ OUT = Path(__file__).with_name("pilot.json")
 
 
 def variants() -> dict[str, Contestant]:
-    """Label -> policy. ``nexus`` labels give what differs from values 0.6, walk 0.5, nothing drawn, 64 recent tokens."""
+    """Label to policy; a label of ``nexus`` says what differs from values 0.6, walk 0.5, nothing drawn, 64 recent."""
 
-    def nexus(recent: float = 64, **fields) -> Contestant:
+    def nexus(recent: float = 64, **fields: Any) -> Contestant:
         return Contestant(make_policy("nexus", {"sampled_share": 0, **fields}), TokenAmount(recent))
 
     out = {f"nexus, values {v}": nexus(value_share=v) for v in (0, 0.3, 0.6, 1.0)}
@@ -81,9 +82,10 @@ def draws(entry: Contestant) -> Iterator[int]:
 
 def one_event(prefix: Prefix, entries: dict[str, Contestant], needed: list[set[int]]) -> dict[str, list[float]]:
     """Label -> per share, the share of (question, draw) whose blocks stay."""
-    evidence, length = {}, len(prefix.ids)
+    length = len(prefix.ids)
+    evidence: dict[str, Evidence] = {}
     identities = prefix.identities(BLOCK)
-    out = {}
+    out: dict[str, list[float]] = {}
     for label, entry in entries.items():
         kind = entry.policy.head_reduction
         if kind not in evidence:
@@ -102,9 +104,15 @@ def one_event(prefix: Prefix, entries: dict[str, Contestant], needed: list[set[i
 
 
 class Stream:
-    """One variant reading a passage in steps, evicting after each."""
+    """One variant reading a passage in steps, evicting after each.
 
-    def __init__(self, entry: Contestant, length: int, seed: int):
+    Args:
+        entry: the variant.
+        length: of the whole passage, in tokens.
+        seed: of the draws.
+    """
+
+    def __init__(self, entry: Contestant, length: int, seed: int) -> None:
         self.policy = entry.policy
         self.config = NexusConfig("nexus", TokenAmount(0.2), recent_tokens=entry.recent, seed=seed)
         self.budget = self.config.budget_tokens(length)
@@ -112,6 +120,12 @@ class Stream:
         self.state = torch.full((-(-length // BLOCK), entry.policy.state_width), math.nan)
 
     def step(self, prefix: Prefix, identities: torch.Tensor) -> None:
+        """Take in what was read since the last step, and evict down to the budget.
+
+        Args:
+            prefix: everything read so far.
+            identities: int64, one per block of it.
+        """
         length = len(prefix.ids)
         seen = int(self.resident[-1]) + 1 if len(self.resident) else 0
         self.resident = torch.cat((self.resident, torch.arange(seen, length)))
@@ -150,10 +164,12 @@ def stream(reader: Reader, ids: list[int], entries: dict[str, Contestant], neede
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Measure what the command line asks for, and write it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--passages", type=int, default=5, help="per task")
     args = parser.parse_args(argv)
-    reader, entries = open_reader(), variants()
+    reader = open_reader()
+    entries = variants()
     rows: dict[str, dict[str, list]] = {label: {"visible": [], "hidden": [], "stream": []} for label in entries}
     for i in range(args.passages):
         for t, task in enumerate(("multi-key", "variables")):
@@ -174,7 +190,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def report(rows: dict[str, dict[str, list]]) -> None:
     """Write pilot.json and print it: mean hit rate per share; passages weigh the same, whatever they ask."""
-    mean = lambda hits: [round(sum(column) / len(hits), 3) for column in zip(*hits, strict=True)]  # noqa: E731
+
+    def mean(hits: list[list[float]]) -> list[float]:
+        return [round(sum(column) / len(hits), 3) for column in zip(*hits, strict=True)]
+
     table = {label: {kind: mean(hits) for kind, hits in kinds.items() if hits} for label, kinds in rows.items()}
     OUT.write_text("{\n" + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in table.items()) + "\n}\n")
     print(OUT.read_text(), flush=True)

@@ -10,7 +10,7 @@ import argparse
 import json
 from pathlib import Path
 
-from benchmarks.offline.experiment import Contestant, Reference
+from benchmarks.offline.experiment import Contestant, Contestants
 from benchmarks.offline.references import REFERENCES
 from benchmarks.policies.common import open_reader, run_all, save
 from nexus_sglang.evaluation.plan import SETTINGS
@@ -35,9 +35,9 @@ def plan() -> list[tuple[str, int, int]]:
 ABLATIONS = {"nexus, values 0": {"value_share": 0}, "nexus, nothing drawn": {"sampled_share": 0}}
 
 
-def contestants() -> dict[str, Contestant | Reference]:
+def contestants() -> Contestants:
     """Every registered policy with its defaults, two ablations, and the references in which each layer chooses."""
-    entries = {name: Contestant(make_policy(name, {})) for name in POLICIES if name != "composed"}
+    entries: Contestants = {name: Contestant(make_policy(name, {})) for name in POLICIES if name != "composed"}
     entries |= {label: Contestant(make_policy("nexus", fields)) for label, fields in ABLATIONS.items()}
     return entries | REFERENCES
 
@@ -53,6 +53,7 @@ def drop(label: str) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Measure what the command line asks for, and write it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--again", action="append", default=[], metavar="LABEL", help="forget this one and run it again"

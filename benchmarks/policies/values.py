@@ -1,4 +1,4 @@
-"""How large the share of unusual values in ``nexus`` should be: variants on documents of the quality suite and on filler.
+"""How large the share of unusual values in ``nexus`` should be: variants on the evaluation's documents and on filler.
 
 Seeds are apart from those of the other results. Answers are graded as in run.py.
 
@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.offline.experiment import Contestant, run_sample
+from benchmarks.offline.experiment import Contestant, Contestants, run_sample
 from benchmarks.policies.common import SHARES, open_reader, save
 from nexus_sglang.evaluation.documents import make_document
 from nexus_sglang.evaluation.recall import RECALL_TASKS, RecallQuestion, RecallSample
@@ -20,13 +20,16 @@ from nexus_sglang.policy import make_policy
 
 OUT = Path(__file__).with_name("values.json")
 ASKED = ("single", "multi-key", "qa-one")
-"""Families of the suite with one answer."""
+"""Beginnings of the families whose questions have one answer."""
 PLAN = [("documents", 1024, 7300, 12), ("documents", 2048, 8300, 8), ("filler", 2000, 320_000, 4)]
 """(kind, tokens, first seed, passages or seeds)."""
 
 
-def contestants() -> dict[str, Contestant]:
-    shares = {f"nexus, values {v:g}": Contestant(make_policy("nexus", {"value_share": v})) for v in (0, 0.3, 0.6, 1.0)}
+def contestants() -> Contestants:
+    """``nexus`` with several shares, and three policies beside it."""
+    shares: Contestants = {
+        f"nexus, values {v:g}": Contestant(make_policy("nexus", {"value_share": v})) for v in (0, 0.3, 0.6, 1.0)
+    }
     return shares | {name: Contestant(make_policy(name, {})) for name in ("morphkv", "snapkv", "random")}
 
 
@@ -44,6 +47,7 @@ def samples(kind: str, tokens: int, seed: int, count: Callable[[str], int]) -> l
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Measure what the command line asks for, and write it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args(argv)
     records = json.loads(OUT.read_text()) if OUT.exists() else []

@@ -1,10 +1,11 @@
-"""Long answers that together outgrow the pool, stock SGLang beside nexus: retractions, prefill done again, decode speed.
+"""Long answers that together outgrow the pool, stock SGLang beside nexus: retractions, prefill done again, speed.
 
     python -m benchmarks.sessions.pressure --out benchmarks/sessions/results/pressure.json
 
 Three phases on one server: a few answers that fit (before), many long ones at once (during), the first phase again with
-other prompts (after). SGLang admits a request by an estimate of its answer, so it has to take requests back once answers
-are as long as they may be. Lengths are fixed with ``min_new_tokens``: with ``ignore_eos`` SGLang would not estimate.
+other prompts (after). SGLang admits a request by an estimate of its answer, so it has to take requests back once
+answers are as long as they may be. Lengths are fixed with ``min_new_tokens``: with ``ignore_eos`` SGLang would not
+estimate.
 """
 
 from __future__ import annotations
@@ -39,33 +40,48 @@ def cpu_seconds(server: Server) -> float:
 def answer(server: Server, prompt: list[int], tokens: int) -> dict[str, Any]:
     """One streamed request of exactly ``tokens`` tokens: times of its first and last token, retractions."""
     first, last, meta = stream_generate(server.url, prompt, max_new_tokens=tokens, min_new_tokens=tokens)
-    return {"first": first, "last": last, "tokens": meta["completion_tokens"],
-            "retractions": meta.get("num_retractions", 0)}  # fmt: skip
+    return {
+        "first": first,
+        "last": last,
+        "tokens": meta["completion_tokens"],
+        "retractions": meta.get("num_retractions", 0),
+    }
 
 
 def phase(server: Server, prompts: list[list[int]], tokens: int) -> dict[str, Any]:
     """All prompts at once.
 
+    Args:
+        server: to ask.
+        prompts: token ids of each.
+        tokens: of each answer.
+
     Returns:
         Counts from answers and log; ``tokens_per_s`` from the first token of any to the last of all, and
         ``cpu_s_per_token`` over the whole phase, its prefill included.
     """
-    seen, cpu = len(server.text()), cpu_seconds(server)
+    seen = len(server.text())
+    before = cpu_seconds(server)
     with ThreadPoolExecutor(len(prompts)) as threads:
         answers = list(threads.map(lambda ids: answer(server, ids, tokens), prompts))
-    cpu = cpu_seconds(server) - cpu
+    cpu = cpu_seconds(server) - before
     log = server.text()[seen:]
     prefilled = sum(map(int, re.findall(r"Prefill batch.*?#new-token: (\d+)", log)))
     made = sum(a["tokens"] for a in answers)
+    seconds = max(a["last"] for a in answers) - min(a["first"] for a in answers)
     return {
-        "requests": len(prompts), "prompt_tokens": sum(map(len, prompts)), "output_tokens": made,
-        "prefilled_tokens": prefilled, "recomputed_tokens": prefilled - sum(map(len, prompts)),
-        "retractions": sum(a["retractions"] for a in answers), "requests_retracted": sum(a["retractions"] > 0 for a in answers),
+        "requests": len(prompts),
+        "prompt_tokens": sum(map(len, prompts)),
+        "output_tokens": made,
+        "prefilled_tokens": prefilled,
+        "recomputed_tokens": prefilled - sum(map(len, prompts)),
+        "retractions": sum(a["retractions"] for a in answers),
+        "requests_retracted": sum(a["retractions"] > 0 for a in answers),
         "retractions_logged": sum(map(int, re.findall(r"#retracted_reqs: (\d+)", log))),
         "most_running": max(map(int, re.findall(r"Decode batch.*?#running-req: (\d+)", log)), default=0),
-        "tokens_per_s": (made - len(answers)) / (max(a["last"] for a in answers) - min(a["first"] for a in answers)),
+        "tokens_per_s": (made - len(answers)) / seconds,
         "cpu_s_per_token": cpu / made,
-    }  # fmt: skip
+    }
 
 
 def distinct(tokenizer: Any, count: int, length: int, seed: int) -> list[list[int]]:
@@ -75,7 +91,18 @@ def distinct(tokenizer: Any, count: int, length: int, seed: int) -> list[list[in
 
 
 def measure(server: Server, tokenizer: Any, options: argparse.Namespace) -> dict[str, Any]:
-    calm, many = (options.calm, options.first, options.calm_output), (options.sessions, options.first, options.output)
+    """Before, during and after pressure.
+
+    Args:
+        server: to ask.
+        tokenizer: of its model.
+        options: the command line.
+
+    Returns:
+        The three phases, and ratios between them.
+    """
+    calm = (options.calm, options.first, options.calm_output)
+    many = (options.sessions, options.first, options.output)
     phases = {}
     answer(server, distinct(tokenizer, 1, options.first, 9)[0], 8)  # what is compiled or allocated once
     for seed, (name, (count, length, tokens)) in enumerate({"before": calm, "during": many, "after": calm}.items()):
@@ -92,6 +119,7 @@ def measure(server: Server, tokenizer: Any, options: argparse.Namespace) -> dict
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Measure what the command line asks for, and write it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--pool", type=int, default=2048)
@@ -110,17 +138,26 @@ def main(argv: list[str] | None = None) -> int:
 
     model = str(ensure_model("smollm2-135m"))
     tokenizer = AutoTokenizer.from_pretrained(model)
-    flags = ("--max-total-tokens", str(options.pool), "--chunked-prefill-size", str(options.chunk),
-             "--max-running-requests", str(options.sessions),
-             "--schedule-conservativeness", options.conservativeness)  # fmt: skip
+    flags = (
+        *("--max-total-tokens", str(options.pool)),
+        *("--chunked-prefill-size", str(options.chunk)),
+        *("--max-running-requests", str(options.sessions)),
+        *("--schedule-conservativeness", options.conservativeness),
+    )
     systems = {"stock": (), "nexus": ("--kv-policy", options.policy, "--kv-budget", options.budget)}
     result: dict[str, Any] = {
         "command": "python -m benchmarks.sessions.pressure " + shlex.join(sys.argv[1:] if argv is None else argv),
-        "workload": "pressure", "pool": options.pool, "budget": options.budget, "policy": options.policy,
-        "sessions": options.sessions, "first": options.first, "output": options.output,
+        "workload": "pressure",
+        "pool": options.pool,
+        "budget": options.budget,
+        "policy": options.policy,
+        "sessions": options.sessions,
+        "first": options.first,
+        "output": options.output,
         "conservativeness": options.conservativeness,
-        "machine": f"{platform.machine()}, CPU", "systems": {},
-    }  # fmt: skip
+        "machine": f"{platform.machine()}, CPU",
+        "systems": {},
+    }
     for name, own in systems.items():
         print(f"{name}: starting", flush=True)
         with Server(model, *flags, *own, env=STRICT) as server:

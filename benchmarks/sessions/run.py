@@ -34,9 +34,11 @@ STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "2"}
 
 def ask(server: Server, prompt: list[int], tokens: int) -> dict[str, Any]:
     """One streamed greedy request: prompt and cached tokens, seconds to the first token, retractions."""
-    body = {"input_ids": prompt, "stream": True,
-            "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}}  # fmt: skip
-    begin, first, last = time.monotonic(), None, {}
+    sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+    body = {"input_ids": prompt, "stream": True, "sampling_params": sampling}
+    begin = time.monotonic()
+    first = None
+    last: dict[str, Any] = {}
     with requests.post(server.url + "/generate", json=body, stream=True, timeout=900) as answer:
         if answer.status_code != 200:
             return {"error": answer.text[:200], "prompt": len(prompt)}
@@ -48,8 +50,13 @@ def ask(server: Server, prompt: list[int], tokens: int) -> dict[str, Any]:
         return {"error": str(last.get("error", last))[:200], "prompt": len(prompt)}
     meta = last["meta_info"]
     held = (meta.get("nexus") or [{}])[-1]
-    return {"prompt": len(prompt), "cached": meta["cached_tokens"], "ttft": first,
-            "retractions": meta.get("num_retractions", 0), "resident": held.get("resident")}  # fmt: skip
+    return {
+        "prompt": len(prompt),
+        "cached": meta["cached_tokens"],
+        "ttft": first,
+        "retractions": meta.get("num_retractions", 0),
+        "resident": held.get("resident"),
+    }
 
 
 def memory_check(log: str) -> dict[str, Any]:
@@ -59,6 +66,7 @@ def memory_check(log: str) -> dict[str, Any]:
 
 
 def common(a: list[int], b: list[int]) -> int:
+    """Length of the common prefix."""
     n = min(len(a), len(b))
     return next((i for i in range(n) if a[i] != b[i]), n)
 
@@ -87,16 +95,24 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     later = [r["ttft"] for r in good if r["depth"]]
     again = sum(max(0, r["seen"] - r["cached"]) for r in good)
     return {
-        "requests": len(rows), "refused": len(rows) - len(good),
+        "requests": len(rows),
+        "refused": len(rows) - len(good),
         "hit_rate_by_depth": {d: round(statistics.mean(v), 4) for d, v in sorted(by_depth.items())},
-        "recomputed_tokens": again, "prompt_tokens": sum(r["prompt"] for r in good),
+        "recomputed_tokens": again,
+        "prompt_tokens": sum(r["prompt"] for r in good),
         "recomputed_share": round(again / max(1, sum(r["prompt"] for r in good)), 4),
         "retractions": sum(r["retractions"] for r in good),
         "median_ttft_after_first_turn": round(statistics.median(later), 3) if later else None,
-    }  # fmt: skip
+    }
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
+    """Hit rate by turn, both systems.
+
+    Args:
+        result: what was measured.
+        path: of the PNG file.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -106,8 +122,8 @@ def plot(result: dict[str, Any], path: Path) -> None:
     for name, system in result["systems"].items():
         rates = system["summary"]["hit_rate_by_depth"]
         axes.plot([int(d) + 1 for d in rates], list(rates.values()), marker="o", label=name)
-    axes.set(xlabel="turn", ylabel="cached share of the prompt", ylim=(-0.02, 1.02),
-             title=f"{result['workload']}, pool {result['pool']} tokens")  # fmt: skip
+    axes.set(xlabel="turn", ylabel="cached share of the prompt", ylim=(-0.02, 1.02))
+    axes.set_title(f"{result['workload']}, pool {result['pool']} tokens")
     axes.legend()
     axes.grid(alpha=0.3)
     figure.tight_layout()
@@ -115,6 +131,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
 
 def read_workload(options: argparse.Namespace, tokenizer: Any) -> list[Session]:
+    """The sessions that the command line names."""
     if options.kind == "generated":
         return generated(
             tokenizer, options.sessions, options.turns, options.first, options.step, options.seed, options.output
@@ -128,16 +145,17 @@ def read_workload(options: argparse.Namespace, tokenizer: Any) -> list[Session]:
     ]
 
 
-def main(argv: list[str] | None = None) -> int:
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=["generated", "hashes", "chats"])
-    parser.add_argument("paths", nargs="*", type=Path)
+    parser.add_argument("paths", nargs="*", type=Path, help="recorded sessions (hashes, chats)")
     parser.add_argument("--out", type=Path, required=True, help="JSON file; the plot goes beside it")
-    parser.add_argument("--pool", type=int, default=4096)
+    parser.add_argument("--pool", type=int, default=4096, help="KV slots of both systems")
     parser.add_argument("--chunk", type=int, default=512)
     parser.add_argument("--budget", default="0.2")
     parser.add_argument("--policy", default="nexus")
-    parser.add_argument("--parallel", type=int, default=2)
+    parser.add_argument("--parallel", type=int, default=2, help="requests in flight")
     parser.add_argument("--sessions", type=int, default=6)
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--first", type=int, default=1500, help="tokens of the first turn")
@@ -147,14 +165,22 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--limit", type=int, default=12, help="requests (chats: dialogues) read per file")
     parser.add_argument("--longest", type=int, default=3500, help="longer prompts are left out")
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Replay on both systems and write results and plot."""
+    options = parse(argv)
 
     from transformers import AutoTokenizer
 
     model = str(ensure_model("smollm2-135m"))
     sessions = read_workload(options, AutoTokenizer.from_pretrained(model))
-    pool = ("--max-total-tokens", str(options.pool), "--chunked-prefill-size", str(options.chunk),
-            "--max-running-requests", "4")  # fmt: skip
+    pool = (
+        *("--max-total-tokens", str(options.pool)),
+        *("--chunked-prefill-size", str(options.chunk)),
+        *("--max-running-requests", "4"),
+    )
     systems = {"stock": (), "nexus": ("--kv-policy", options.policy, "--kv-budget", options.budget)}
     names = [p.name for p in options.paths]
     read = {str(p): p.name for p in options.paths}
@@ -162,10 +188,14 @@ def main(argv: list[str] | None = None) -> int:
     result: dict[str, Any] = {
         "command": "python -m benchmarks.sessions.run " + shlex.join(arguments),
         "workload": options.kind if not names else f"{options.kind}: {', '.join(names)}",
-        "pool": options.pool, "budget": options.budget, "policy": options.policy,
-        "sessions": len(sessions), "longest_prompt": max(len(t.prompt) for s in sessions for t in s),
-        "machine": f"{platform.machine()}, CPU", "systems": {},
-    }  # fmt: skip
+        "pool": options.pool,
+        "budget": options.budget,
+        "policy": options.policy,
+        "sessions": len(sessions),
+        "longest_prompt": max(len(t.prompt) for s in sessions for t in s),
+        "machine": f"{platform.machine()}, CPU",
+        "systems": {},
+    }
     for name, flags in systems.items():
         print(f"{name}: starting", flush=True)
         with Server(model, *pool, *flags, env=STRICT) as server:

@@ -9,7 +9,12 @@ from typing import Any, NamedTuple
 
 
 class Turn(NamedTuple):
-    """One request of a session: its whole prompt as token ids, and how many tokens it generates."""
+    """One request of a session.
+
+    Attributes:
+        prompt: the whole prompt as token ids.
+        output: how many tokens are generated.
+    """
 
     prompt: list[int]
     output: int
@@ -23,13 +28,24 @@ WORDS = (
 
 
 def text(rng: random.Random, words: int) -> str:
+    """So many random words, some of which end a sentence."""
     return " ".join(f"{rng.choice(WORDS)}{'.' if rng.random() < 0.08 else ''}" for _ in range(words))
 
 
 def generated(
     tokenizer: Any, sessions: int, turns: int, first: int, step: int, seed: int, output: int = 8
 ) -> list[Session]:
-    """Tool-using agents that share a system prompt: ``first`` tokens at turn one, about ``step`` more each turn."""
+    """Tool-using agents that share a system prompt.
+
+    Args:
+        tokenizer: of the model.
+        sessions: how many agents.
+        turns: of each.
+        first: tokens of the first turn; a third of them are the system prompt.
+        step: tokens that a turn adds at most; half of them at least.
+        seed: same seed and tokenizer, same sessions.
+        output: tokens generated a turn.
+    """
     system = tokenizer.encode(text(random.Random(seed), first // 3))[: first // 3]
     made = []
     for number in range(sessions):
@@ -50,15 +66,22 @@ def from_hash_trace(path: Path, tokenizer: Any, scale: float, limit: int, longes
     carry ``input_length, output_length, hash_ids``; there, a line that continues an earlier one joins its session.
 
     Args:
-        scale: trace tokens to tokens here. limit: requests read. longest: longer prompts are left out.
+        path: of the trace.
+        tokenizer: of the model.
+        scale: trace tokens to tokens here.
+        limit: requests read.
+        longest: longer prompts are left out, in tokens.
     """
     if path.suffix == ".jsonl":
         rows = [json.loads(line) for line in path.read_text().splitlines()[:limit]]
-        block, requests = 512, [(row["hash_ids"], row["output_length"]) for row in rows]
+        block = 512
+        requests = [(row["hash_ids"], row["output_length"]) for row in rows]
     else:
         data = json.loads(path.read_text())
-        block, requests = data["block_size"], [(r["hash_ids"], r["out"]) for r in data["requests"][:limit]]
-    size, pieces = max(1, round(block * scale)), {}
+        block = data["block_size"]
+        requests = [(row["hash_ids"], row["out"]) for row in data["requests"][:limit]]
+    size = max(1, round(block * scale))
+    pieces: dict[int, list[int]] = {}
 
     def tokens(hash_id: int) -> list[int]:
         if hash_id not in pieces:
@@ -83,10 +106,18 @@ def from_hash_trace(path: Path, tokenizer: Any, scale: float, limit: int, longes
 
 
 def from_chats(path: Path, tokenizer: Any, limit: int, longest: int) -> list[Session]:
-    """JSONL of ``{"messages": [{"role", "content"}]}``: one request per assistant message, recorded answers replayed."""
+    """One request per assistant message of recorded chats, whose answers are replayed.
+
+    Args:
+        path: JSON lines of ``{"messages": [{"role": .., "content": ..}]}``.
+        tokenizer: of the model, with a chat template.
+        limit: chats read.
+        longest: longer prompts are left out, in tokens.
+    """
     sessions = []
     for line in path.read_text().splitlines()[:limit]:
-        messages, session = json.loads(line)["messages"], []
+        messages = json.loads(line)["messages"]
+        session: Session = []
         for i, message in enumerate(messages):
             if message["role"] != "assistant" or i == 0:
                 continue
