@@ -30,7 +30,8 @@ open(os.path.join(out, "config.json"), "w").write("{}")
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
     """A registered model ``toy`` that converts in no time; ``toy.builds()`` counts conversions."""
-    source, script = tmp_path / "toy.gguf", tmp_path / "recipe.py"
+    source = tmp_path / "toy.gguf"
+    script = tmp_path / "recipe.py"
     source.write_bytes(b"weights")
     script.write_text(SCRIPT)
     recipe = SimpleNamespace(

@@ -12,15 +12,23 @@ from nexus_sglang.evaluation.plan import SETTINGS
 from nexus_sglang.evaluation.recall import RecallQuestion, RecallSample
 from nexus_sglang.policy import POLICIES, make_policy
 
-LAYERS, KV = 2, 2
+LAYERS = 2
+KV = 2
+"""KV heads."""
 
 
 def tiny_model():
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=LAYERS, num_attention_heads=4,
-        num_key_value_heads=KV, head_dim=8, max_position_embeddings=512,
-    )  # fmt: skip
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=KV,
+        head_dim=8,
+        max_position_embeddings=512,
+    )
     model = LlamaForCausalLM(config)
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.3)
@@ -46,7 +54,8 @@ def test_reading_in_parts_is_reading_at_once(reader):
 
 def masked(ids, new, dropped):
     """Logits of the last ``new`` tokens with ``dropped`` positions hidden from them, by stock attention."""
-    model, total = tiny_model().eval(), len(ids)
+    model = tiny_model().eval()
+    total = len(ids)
     model.set_attn_implementation("eager")
     mask = torch.full((total, total), torch.finfo(torch.float32).min).triu(1)
     mask[total - new :, dropped] = torch.finfo(torch.float32).min
@@ -55,10 +64,12 @@ def masked(ids, new, dropped):
 
 
 def test_a_thinned_cache_is_masked_attention(reader):
-    prefix, question = reader.read(IDS), [5, 6, 7, 8]
+    prefix = reader.read(IDS)
+    question = [5, 6, 7, 8]
     kept = torch.cat((torch.arange(32), torch.arange(96, 128), torch.arange(170, 230)))
     dropped = sorted(set(range(230)) - set(kept.tolist()))
-    short, everything = Kept.shared(kept, LAYERS, KV), Kept.shared(torch.arange(230), LAYERS, KV)
+    short = Kept.shared(kept, LAYERS, KV)
+    everything = Kept.shared(torch.arange(230), LAYERS, KV)
     alone = reader.continue_thinned(prefix, [short], question, 230, 4)[0]
     assert torch.allclose(alone, masked(IDS + question, 4, dropped), atol=1e-3)
     both = reader.continue_thinned(prefix, [everything, short], question, 230, 4)  # the second is padded
@@ -78,7 +89,8 @@ def test_visible_reads_the_last_token_again(reader):
 
 @pytest.mark.parametrize("name", sorted(REFERENCES))
 def test_references_keep_the_budget(reader, name):
-    prefix, config = reader.read(IDS), NexusConfig("nexus", TokenAmount(0.5), min_tokens=0)
+    prefix = reader.read(IDS)
+    config = NexusConfig("nexus", TokenAmount(0.5), min_tokens=0)
     kept = REFERENCES[name](prefix, config, 115)
     assert 115 - 32 < kept.count() <= 116
     for index, valid in zip(kept.index, kept.valid, strict=True):

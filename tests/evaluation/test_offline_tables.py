@@ -25,7 +25,10 @@ from nexus_sglang.policy import Evidence, make_policy
 from nexus_sglang.policy.base import Policy
 
 PINNED = ("Once the shops had closed, a quiet tailor walked slowly alon", [" 46465", " 57599", " 97396"])
-words = lambda text: len(text.split())  # noqa: E731
+
+
+def words(text: str) -> int:
+    return len(text.split())
 
 
 @pytest.mark.parametrize("task", sorted(RECALL_TASKS))
@@ -98,12 +101,15 @@ def test_tables_rank_pair_and_do_not_depend_on_the_order_of_records():
 
 def test_expected_attention_and_distinctiveness_against_loops():
     g = torch.Generator().manual_seed(0)
-    q, k, v = torch.randn(4, 4, 8, generator=g), torch.randn(6, 2, 8, generator=g), torch.randn(6, 2, 8, generator=g)
+    q = torch.randn(4, 4, 8, generator=g)
+    k = torch.randn(6, 2, 8, generator=g)
+    v = torch.randn(6, 2, 8, generator=g)
     ordinal = torch.tensor([0, 0, 1, 1, 1, 2])
     out = expected_attention(q, k, v, torch.bincount(ordinal, minlength=3), 0.3)
     assert out.shape == (1, 4, 3)
     for head in range(4):
-        mu, spread = q[:, head].mean(dim=0), torch.cov(q[:, head].T, correction=0)
+        mu = q[:, head].mean(dim=0)
+        spread = torch.cov(q[:, head].T, correction=0)
         keys = k[:, head // 2]
         logits = 0.3 * keys @ mu + 0.09 * ((keys @ spread) * keys).sum(dim=1) / 2
         worth = torch.softmax(logits, dim=0) * v[:, head // 2].norm(dim=1)
@@ -116,7 +122,9 @@ def test_expected_attention_and_distinctiveness_against_loops():
 
 
 class Asks(Policy):
-    name, source, head_reduction = "asks", "test", "max"
+    name = "asks"
+    source = "test"
+    head_reduction = "max"
     needs_values = needs_keys = needs_expected = needs_distinct_values = True
 
     def weigh(self, evidence, blocks):
@@ -129,7 +137,8 @@ def test_measure_gives_everything_that_is_asked_for():
     for ring in window.rings.values():
         ring.copy_(torch.randn(ring.shape, generator=g))
     pools = {layer: torch.randn(70, 2, 8, generator=g) for layer in (0, 1)}
-    slots, positions = torch.arange(70).flip(0), torch.arange(70)
+    slots = torch.arange(70).flip(0)
+    positions = torch.arange(70)
     row = ResidentRow.of(0, 70, 0, 32, 3, positions, slots, positions)
     out = measure(Asks(), window, KVBuffers(pools.__getitem__, pools.__getitem__), row)
     assert out.attention.shape == (4, 3)
