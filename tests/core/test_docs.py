@@ -20,6 +20,7 @@ from nexus_sglang import cli
 from nexus_sglang.config import FLAGS
 from nexus_sglang.policy import make_policy
 from nexus_sglang.policy.probe import probe
+from nexus_sglang.sglang_plugin import ENVIRONMENT
 from tests.support import documents as docs
 
 PAGES = docs.pages()
@@ -126,6 +127,12 @@ def _below_root(path: Path) -> str:
     return path.relative_to(docs.ROOT).as_posix() if path.is_relative_to(docs.ROOT) else ""
 
 
+def test_every_environment_variable_is_explained():
+    page = PAGES["docs/guide/environment.md"]
+    explained = set(re.findall(r"`([A-Z_]+)", page))
+    assert {variable.name for variable in ENVIRONMENT} - explained == set()
+
+
 # -- the policy of CONTRIBUTING works ------------------------------------------------------------------
 
 
@@ -143,6 +150,7 @@ def test_the_policy_of_contributing_is_one(tmp_path, monkeypatch, capsys):
 # -- every command of the README and of the help is run by a test ---------------------------------------
 
 RUN_BY = {
+    "make serve": "tests/server/test_make_serve.py::test_the_printed_request_is_answered_until_the_server_is_stopped",
     "make demo": "tests/server/test_readme_commands.py::test_make_demo",
     "make test": ".ci/run",
     "nexus-sglang doctor": "tests/plugin/test_doctor.py::test_a_healthy_installation",
@@ -153,7 +161,7 @@ RUN_BY = {
     "python -m sglang.launch_server": "tests/server/test_serving.py::test_counters_show_that_it_runs",
 }
 """Command, without its arguments: the test that runs it, or the script."""
-COMING = {"make serve", "python -m build", "python -m pip"}
+COMING = {"python -m build", "python -m pip"}
 """Named before they are there; to be emptied."""
 
 

@@ -47,7 +47,7 @@ def test_sglang_serve_takes_the_same_flags(model_path):
 
 
 def test_eval_drives_a_running_server(small_pool, tmp_path):
-    words = ("--url", small_pool.url, "--budgets", "0.2,0.5", "--lengths", "512:1", "--tasks", "single-number")
+    words = ("--url", small_pool.url, "--budgets", "0.2,0.5", "--lengths", "1024:1", "--tasks", "single-number")
     data = ("--data", str(ROOT / "examples" / "eval_data.jsonl"), "--out", "my-results")
     run(sys.executable, "-m", "nexus_sglang.cli", "eval", *words, *data, cwd=tmp_path)
     report = (tmp_path / "my-results" / "report.md").read_text()
