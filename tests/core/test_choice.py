@@ -21,7 +21,9 @@ PRIORITIES = st.sampled_from([0.0, 1.0, 2.0, -1.0, math.inf, -math.inf, math.nan
 class Given(Policy):
     """Ranks blocks by numbers it was given."""
 
-    name, source, needs_attention = "given", "test", False
+    name = "given"
+    source = "test"
+    needs_attention = False
     numbers: list[float]
     asked: int
 
@@ -58,7 +60,8 @@ def test_the_lowest_go_until_enough(data):
     forced = data.draw(st.lists(st.booleans(), min_size=n, max_size=n))
     tokens = data.draw(st.none() | st.lists(st.integers(1, SIZE), min_size=n, max_size=n))
     excess = data.draw(st.integers(-2, n * SIZE + 3))
-    order, gone = in_order(numbers, forced), []
+    order = in_order(numbers, forced)
+    gone = []
     while len(gone) < len(order) and sum((tokens or [SIZE] * n)[i] for i in gone) < excess:
         gone.append(order[len(gone)])
     policy = Given.of(numbers)

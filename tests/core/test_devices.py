@@ -31,7 +31,8 @@ def history(b, steps: int = 40) -> list[tuple]:
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_no_tensor_without_a_device(policy):
     """Inside the context a tensor made without a device has no data, and the next operation on it fails."""
-    wanted, b = history(bench(policy)), bench(policy)
+    wanted = history(bench(policy))
+    b = bench(policy)
     seq = b.sequence(1, 400, budget=80)
     with torch.device("meta"):
         b.evictor.after_prefill(seq, protected=30, room=0)
@@ -54,7 +55,8 @@ def test_one_device_and_no_wait_in_decode(policy, monkeypatch):
             b.evictor.after_decode(seq, lambda: 30) if length > 400 else b.evictor.after_prefill(seq, 30, 0)
             assert device.waits == (READ if length == 400 else [])
         assert seq.evictions > 4 and seq.events == wanted
-        b.table.check_integrity(), b.rows.check_integrity()
+        b.table.check_integrity()
+        b.rows.check_integrity()
 
 
 def test_rows_grow_in_decode_without_a_wait():
@@ -67,7 +69,8 @@ def test_rows_grow_in_decode_without_a_wait():
         device.waits.clear()
         b.rows.extend([1, 3], [41, 6])
         assert device.waits == []
-        b.rows.check_integrity(), b.table.check_integrity()
+        b.rows.check_integrity()
+        b.table.check_integrity()
 
 
 class CpuArguments(TorchDispatchMode):
@@ -88,7 +91,8 @@ def test_giving_out_ids_copies_nothing_from_the_host():
     """PyTorch makes a number assigned by index a CPU tensor where the target is on CUDA; no other device shows it."""
     with FakeTensorMode(), CpuArguments() as given:
         for width in (0, 2):
-            table, ledger = PageTable(64, 32, "cuda"), BlockLedger(64, width, "cuda")
+            table = PageTable(64, 32, "cuda")
+            ledger = BlockLedger(64, width, "cuda")
             ledger.forget(table.allocate(5))
         assert given.seen == []
         ledger.weight[table.allocate(5)] = torch.nan
@@ -101,8 +105,12 @@ def test_the_pretended_device_finds_faults():
         with pytest.raises(AssertionError, match="two devices"):
             here + torch.ones(6)
         assert device.waits == []
-        here[here > 3], int(here.sum()), here.cpu(), torch.nonzero(here)
+        here[here > 3]
+        int(here.sum())
+        here.cpu()
+        torch.nonzero(here)
         torch.ones(6).to(DEVICE)
         assert device.waits == ["test"] * 5
-        torch.ones(6).to(DEVICE, non_blocking=True), here[torch.ones(2, dtype=torch.long, device=DEVICE)]
+        torch.ones(6).to(DEVICE, non_blocking=True)
+        here[torch.ones(2, dtype=torch.long, device=DEVICE)]
         assert len(device.waits) == 5

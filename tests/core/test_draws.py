@@ -12,9 +12,11 @@ PINNED = [[2843834898, 3216907003, 2865188722, 3564126466], [1314437401, 2761022
 
 def slow_philox(counter, key):
     """Philox 4x32-10 on Python integers, straight from Salmon et al. (SC 2011)."""
-    c, k = list(counter), list(key)
+    c = list(counter)
+    k = list(key)
     for _ in range(10):
-        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        a = 0xD2511F53 * c[0]
+        b = 0xCD9E8D57 * c[2]
         c = [(b >> 32) ^ c[1] ^ k[0], b & ONES, (a >> 32) ^ c[3] ^ k[1], a & ONES]
         k = [(k[0] + 0x9E3779B9) & ONES, (k[1] + 0xBB67AE85) & ONES]
     return c
@@ -40,7 +42,8 @@ def test_known_answers(counter, key, answer):
 
 def test_uniforms_are_philox_words():
     identity = torch.tensor([0, 1, -1, 0x123456789ABCDEF])
-    seed, event = (7 << 32) + 3, 2090
+    seed = (7 << 32) + 3
+    event = 2090
     u = uniforms(seed, identity, event, 3)
     assert u.dtype == torch.float64 and u.shape == (3, 4)
     for number in range(3):

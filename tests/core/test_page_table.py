@@ -62,7 +62,8 @@ def test_evicted_slots_are_reused_at_once():
 
 def test_adopt_fills_holes_and_frees_the_rest():
     table = PageTable(32, 16)
-    kept, duplicate = table.allocate(8), table.allocate(8)
+    kept = table.allocate(8)
+    duplicate = table.allocate(8)
     table.evict(kept[:3])
     table.evict(duplicate[:1])
     assert table.adopt(kept, duplicate) == 2

@@ -40,9 +40,11 @@ def uses(tree: ast.Module) -> list[tuple[str, str, bool]]:
 def modules(attribute: str, written: bool) -> set[str]:
     """Modules in which the attribute of any object is set, or read."""
     return {
-        module for module, tree in trees().items() for _, name, store in uses(tree)
+        module
+        for module, tree in trees().items()
+        for _, name, store in uses(tree)
         if name == attribute and store == written
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("row", ATTACHED, ids=lambda row: row.attribute)

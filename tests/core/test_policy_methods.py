@@ -17,10 +17,12 @@ def judge(name, evidence, blocks, fields=None):
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_every_policy_is_pure_and_finite(name):
-    policy, evidence = POLICIES[name](), evidence_of(40)
+    policy = POLICIES[name]()
+    evidence = evidence_of(40)
     for state in (None, torch.rand(40, policy.state_width)):
         blocks = blocks_of(40, (0, 38, 39), state, width=policy.state_width)
-        first, second = policy.weigh(evidence, blocks), policy.weigh(evidence, blocks)
+        first = policy.weigh(evidence, blocks)
+        second = policy.weigh(evidence, blocks)
         assert torch.equal(first.weights, second.weights) and first.weights.shape == (40,)
         assert torch.isfinite(first.weights).all() and (first.weights >= 0).all()
         if policy.state_width:
@@ -32,7 +34,8 @@ def test_every_policy_is_pure_and_finite(name):
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_a_hundred_thousand_blocks(name):
-    policy, n = POLICIES[name](), 100_000
+    policy = POLICIES[name]()
+    n = 100_000
     blocks = blocks_of(n, (0, n - 1), width=policy.state_width)
     weights = policy.weigh(evidence_of(n), blocks).weights
     priority = policy.prioritise(weights, blocks, n // 5)
@@ -55,7 +58,8 @@ def test_streaming_llm_keeps_the_newest():
 
 
 def test_h2o_sums_from_event_to_event():
-    rows, state = torch.tensor([[0.5, 0.25, 0.25], [0.5, 0.5, 0.0]]), torch.tensor([[math.nan], [3.0], [0.5]])
+    rows = torch.tensor([[0.5, 0.25, 0.25], [0.5, 0.5, 0.0]])
+    state = torch.tensor([[math.nan], [3.0], [0.5]])
     out = judge("h2o", Evidence(rows), blocks_of(3, state=state))
     assert out.weights.tolist() == [1.0, 3.75, 0.75] and torch.equal(out.state[:, 0], out.weights)
 
@@ -67,7 +71,8 @@ def test_tova_looks_at_the_last_query_and_snapkv_at_the_mean():
 
 
 def test_morphkv_normalises_outside_the_forced_set():
-    evidence, blocks = Evidence(torch.tensor([[0.8, 0.1, 0.1], [0.9, 0.02, 0.08]])), blocks_of(3, (0,))
+    evidence = Evidence(torch.tensor([[0.8, 0.1, 0.1], [0.9, 0.02, 0.08]]))
+    blocks = blocks_of(3, (0,))
     assert judge("morphkv", evidence, blocks).weights.tolist() == pytest.approx([0, 0.5, 0.8])
     assert judge("morphkv", evidence, blocks, {"fusion": "sum"}).weights.tolist() == pytest.approx([0, 0.7, 1.3])
 
@@ -85,8 +90,10 @@ def test_keyformer_adds_noise_that_depends_on_the_block_and_raises_tau():
 
 
 def test_vase_reserves_a_quarter_for_large_values():
-    n, keep = 400, 40
-    evidence, blocks = evidence_of(n, w=1), blocks_of(n, (0, 1))
+    n = 400
+    keep = 40
+    evidence = evidence_of(n, w=1)
+    blocks = blocks_of(n, (0, 1))
     kept = set(top(judge("vase", evidence, blocks).weights, keep, blocks))
     values = evidence.value_norm.masked_fill(blocks.forced, 0)
     assert set(values.topk(keep // 4).indices.tolist()) <= kept
@@ -97,7 +104,8 @@ def test_vase_reserves_a_quarter_for_large_values():
 
 
 def test_keydiff_and_expected_attention_follow_their_evidence():
-    evidence, blocks = evidence_of(20), blocks_of(20)
+    evidence = evidence_of(20)
+    blocks = blocks_of(20)
     assert torch.allclose(judge("keydiff", evidence, blocks).weights, evidence.key_distinctiveness.double())
     assert torch.allclose(judge("expected-attention", evidence, blocks).weights, evidence.expected.double())
 
@@ -117,7 +125,8 @@ def test_random_is_uniform_and_new_at_each_event():
 
 
 def test_composed_equals_the_named_policies():
-    evidence, blocks = evidence_of(40), blocks_of(40, (0, 39), width=1)
+    evidence = evidence_of(40)
+    blocks = blocks_of(40, (0, 39), width=1)
 
     def order(name, fields=None):
         return judge(name, evidence, blocks, fields).weights[1:-1].argsort().tolist()

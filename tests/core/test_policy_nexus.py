@@ -19,7 +19,8 @@ def test_named_parts():
 
 
 def test_attention_part_is_window_mean_plus_walk_on_the_candidates():
-    evidence, blocks = evidence_of(30), blocks_of(30, (0, 29))
+    evidence = evidence_of(30)
+    blocks = blocks_of(30, (0, 29))
     expected = oracles_policy.window_weights(evidence.attention, blocks.candidates, 3, 0.5, 1e-6)
     assert torch.equal(make_policy("nexus", {"value_share": 0}).weigh(evidence, blocks).weights, expected)
     # A sink that takes nearly all attention changes nothing.
@@ -30,7 +31,8 @@ def test_attention_part_is_window_mean_plus_walk_on_the_candidates():
 
 
 def test_without_walk_and_draws_it_is_top_k_of_the_window_mean():
-    evidence, blocks = evidence_of(30), blocks_of(30, (0, 29))
+    evidence = evidence_of(30)
+    blocks = blocks_of(30, (0, 29))
     plain = make_policy("nexus", {"value_share": 0, "walk_weight": 0, "sampled_share": 0, "recency_eps": 0})
     weights = plain.weigh(evidence, blocks).weights
     mean = reduce_window(normalise_rows(evidence.attention, blocks.candidates), "mean", blocks.candidates)
@@ -50,7 +52,8 @@ def with_flatness(target: float, n: int = 302):
     """Evidence over ``n`` blocks, ends forced, whose attention part has about this flatness."""
     blocks = blocks_of(n, (0, n - 1))
     noise = torch.rand(n, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    low, high = 0.0, 60.0
+    low = 0.0
+    high = 60.0
     for _ in range(60):
         power = (low + high) / 2
         attention = (noise**power).expand(4, n)
@@ -90,10 +93,13 @@ def test_what_forced_blocks_hold_takes_no_place():
 
 
 def test_sampled_share_is_drawn_and_the_core_is_certain():
-    evidence, blocks, keep = evidence_of(300), blocks_of(300, (0, 298, 299)), 40
+    evidence = evidence_of(300)
+    blocks = blocks_of(300, (0, 298, 299))
+    keep = 40
     policy = make_policy("nexus", {"sampled_share": 0.25, "sharpness": 1.0})
     weights = policy.weigh(evidence, blocks).weights
-    core, seen = set(top(weights, 30, blocks)), set()
+    core = set(top(weights, 30, blocks))
+    seen = set()
     for event in range(20):
         priority = policy.prioritise(weights, blocks._replace(event=event), keep)
         kept = set(top(priority, keep, blocks))

@@ -12,9 +12,11 @@ ONES = 0xFFFFFFFF
 
 def uniform(seed, identity, event, number):
     """Word 0 of Philox 4x32-10 on Python integers."""
-    c, k = [identity & ONES, (identity >> 32) & ONES, event, number], [seed & ONES, (seed >> 32) & ONES]
+    c = [identity & ONES, (identity >> 32) & ONES, event, number]
+    k = [seed & ONES, (seed >> 32) & ONES]
     for _ in range(10):
-        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        a = 0xD2511F53 * c[0]
+        b = 0xCD9E8D57 * c[2]
         c = [(b >> 32) ^ c[1] ^ k[0], b & ONES, (a >> 32) ^ c[3] ^ k[1], a & ONES]
         k = [(k[0] + 0x9E3779B9) & ONES, (k[1] + 0xBB67AE85) & ONES]
     return (c[0] + 0.5) / 2**32
@@ -46,7 +48,8 @@ def slow_priorities(weights, seed, identities, event, draws):
 def test_two_hundred_random_cases():
     rng = random.Random(2606)
     for case in range(200):
-        n, w = rng.choice([2, 5, 33, 120]), rng.choice([1, 3, 16])
+        n = rng.choice([2, 5, 33, 120])
+        w = rng.choice([1, 3, 16])
         fields = {
             "walk_steps": rng.choice([0, 1, 3, 5]),
             "walk_weight": rng.choice([0.0, 0.5, 2.0]),
@@ -55,7 +58,8 @@ def test_two_hundred_random_cases():
         rows = torch.tensor([[rng.random() ** 6 + 1e-9 for _ in range(n)] for _ in range(w)])
         identities = [rng.getrandbits(64) - 2**63 for _ in range(n)]
         forced = torch.tensor([j in (0, n - 1) for j in range(n)])
-        seed, event = rng.getrandbits(40), rng.randrange(1, 100_000)
+        seed = rng.getrandbits(40)
+        event = rng.randrange(1, 100_000)
         blocks = Blocks(torch.arange(n), forced, torch.tensor(identities), torch.empty(n, 0), event, seed)
         policy = make_policy("nexus-paper", fields)
 

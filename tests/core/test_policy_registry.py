@@ -12,9 +12,21 @@ from nexus_sglang.policy import POLICIES, Blocks, Evidence, find_policy, make_po
 from nexus_sglang.policy.base import Policy
 
 EXPECTED = {
-    "nexus", "nexus-paper", "streaming-llm", "h2o", "tova", "snapkv", "morphkv", "keyformer", "vase", "keydiff",
-    "expected-attention", "defensive", "random", "composed",
-}  # fmt: skip
+    "nexus",
+    "nexus-paper",
+    "streaming-llm",
+    "h2o",
+    "tova",
+    "snapkv",
+    "morphkv",
+    "keyformer",
+    "vase",
+    "keydiff",
+    "expected-attention",
+    "defensive",
+    "random",
+    "composed",
+}
 
 STRANGER = '''
 from dataclasses import dataclass

@@ -42,7 +42,8 @@ def test_normalise_rows_over_a_mask():
 def test_recency_ramp():
     """Without attention and walk, what is left is a tie-break in favour of the newer."""
     for n, ramp in ((5, [0, 2.5e-7, 5e-7, 7.5e-7, 1e-6]), (1, [0])):
-        nothing, every = torch.zeros(2, n), torch.ones(n, dtype=torch.bool)
+        nothing = torch.zeros(2, n)
+        every = torch.ones(n, dtype=torch.bool)
         assert window_weights(nothing, every, 3, 0.5, 1e-6).tolist() == pytest.approx(ramp)
         assert oracles_policy.recency(n, 1e-6).tolist() == pytest.approx(ramp)
 
@@ -50,17 +51,24 @@ def test_recency_ramp():
 @pytest.mark.parametrize("w, steps", [(1, 0), (1, 3), (16, 3), (16, 0), (5, 5), (7, 40)])
 def test_window_weights_are_the_oracles(w, steps):
     g = torch.Generator().manual_seed(w + steps)
-    attention, candidates = torch.rand(w, 33, generator=g) ** 6, torch.rand(33, generator=g) < 0.8
+    attention = torch.rand(w, 33, generator=g) ** 6
+    candidates = torch.rand(33, generator=g) < 0.8
     wanted = oracles_policy.window_weights(attention, candidates, steps, 0.7, 1e-3)
     assert torch.equal(window_weights(attention, candidates, steps, 0.7, 1e-3), wanted)
 
 
 def test_window_reductions():
-    r, mask = torch.tensor([[1.0, 4.0, 0.0], [3.0, 0.0, 0.0]]).double(), torch.tensor([True, True, True])
+    r = torch.tensor([[1.0, 4.0, 0.0], [3.0, 0.0, 0.0]]).double()
+    mask = torch.tensor([True, True, True])
     expected = {
-        "mean": [2, 2, 0], "sum": [4, 4, 0], "max": [3, 4, 0], "max-floor": [3, 4, 7 / 3], "last": [3, 0, 0],
-        "running-average": [2, 2, 0], "decaying-max": [3, 4, 0],
-    }  # fmt: skip
+        "mean": [2, 2, 0],
+        "sum": [4, 4, 0],
+        "max": [3, 4, 0],
+        "max-floor": [3, 4, 7 / 3],
+        "last": [3, 0, 0],
+        "running-average": [2, 2, 0],
+        "decaying-max": [3, 4, 0],
+    }
     assert set(expected) == set(WINDOW_REDUCTIONS)
     for kind, numbers in expected.items():
         assert reduce_window(r, kind, mask).tolist() == pytest.approx(numbers), kind
@@ -68,7 +76,8 @@ def test_window_reductions():
 
 
 def test_memory_starts_with_the_first_judgement():
-    old, new = torch.tensor([math.nan, 2.0, 10.0]), torch.tensor([3.0, 3.0, 3.0]).double()
+    old = torch.tensor([math.nan, 2.0, 10.0])
+    new = torch.tensor([3.0, 3.0, 3.0]).double()
     assert remember(new, old, "sum", 1.0).tolist() == [3, 5, 13]
     assert remember(new, old, "running-average", 0.5).tolist() == [3, 2.5, 6.5]
     assert remember(new, old, "decaying-max", 0.5).tolist() == [3, 3, 5]

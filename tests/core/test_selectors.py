@@ -16,7 +16,8 @@ ALPHA = 1e-4
 WEIGHTS = torch.tensor([0.05, 0.1, 0.2, 0.25, 0.4], dtype=torch.float64)
 
 
-EXPONENTIAL, POISSON = "exponential-keys", "sequential-poisson"
+EXPONENTIAL = "exponential-keys"
+POISSON = "sequential-poisson"
 
 
 def blocks_of(n, seed=0, event=0):
@@ -44,9 +45,11 @@ def inclusion(weights, k):
     w = weights.tolist()
     out = [0.0] * len(w)
     for order in itertools.permutations(range(len(w)), k):
-        p, left = 1.0, sum(w)
+        p = 1.0
+        left = sum(w)
         for j in order:
-            p, left = p * w[j] / left, left - w[j]
+            p = p * w[j] / left
+            left = left - w[j]
         for j in order:
             out[j] += p
     return torch.tensor(out, dtype=torch.float64)
@@ -75,14 +78,16 @@ def test_inclusion_equals_enumeration(k):
 
 def test_five_draws_follow_the_law_of_one_at_small_weights():
     """Their mean is their maximum, which is again one exponential clock: n is not a knob at weights of 1/N."""
-    count, small = 20_000, WEIGHTS / 100
+    count = 20_000
+    small = WEIGHTS / 100
     expected = inclusion(WEIGHTS, 2)
     seen = first_k(trials(EXPONENTIAL, small, count, seed=3, draws=5), 2).double().mean(dim=0)
     assert close(seen, expected, (expected * (1 - expected) / count).sqrt())
 
 
 def test_horvitz_thompson_is_unbiased():
-    count, k = 40_000, 2
+    count = 40_000
+    k = 2
     z = torch.tensor([3.0, -1.0, 4.0, 1.0, 5.0], dtype=torch.float64)
     kept = first_k(trials(EXPONENTIAL, WEIGHTS, count, seed=9), k)
     estimates = (kept * z / inclusion(WEIGHTS, k)).sum(dim=1)
@@ -91,7 +96,8 @@ def test_horvitz_thompson_is_unbiased():
 
 def test_many_draws_order_like_top_k():
     """The mean of u**(1/w) tends to w / (w + 1)."""
-    w, n = torch.tensor([0.5, 0.02, 1.5, 0.1, 0.3], dtype=torch.float64), 40_000
+    w = torch.tensor([0.5, 0.02, 1.5, 0.1, 0.3], dtype=torch.float64)
+    n = 40_000
     priority = sampling_priorities(EXPONENTIAL, w, blocks_of(5, seed=1), draws=n)
     limit = w / (w + 1)
     error = ((w / (w + 2) - limit**2) / n).sqrt()
@@ -101,7 +107,9 @@ def test_many_draws_order_like_top_k():
 
 def test_survival_follows_the_product_law():
     """One block of four goes at each of 200 steps and an equal one comes; the marked block survives with p**200."""
-    w, count, steps = torch.tensor([120.0, 1.0, 1.0, 1.0], dtype=torch.float64), 6000, 200
+    w = torch.tensor([120.0, 1.0, 1.0, 1.0], dtype=torch.float64)
+    count = 6000
+    steps = 200
     p = float(inclusion(w, 3)[0])
     assert 0.9 < p < 1
     alive = torch.ones(count, dtype=torch.bool)
@@ -121,7 +129,8 @@ def test_under_top_k_one_step_below_the_cut_is_final():
 
 
 def test_sequential_poisson_keeps_what_is_above_the_threshold():
-    w, k = torch.tensor([50.0, 30.0, 1.0, 2.0, 3.0, 4.0], dtype=torch.float64), 4
+    w = torch.tensor([50.0, 30.0, 1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
+    k = 4
     priority = trials(POISSON, w, 20_000, seed=2)
     kept = first_k(priority, k)
     threshold = priority.exp().topk(k + 1, dim=1).values[:, -1:]
@@ -191,7 +200,8 @@ def test_core_is_certain_and_ties_favour_the_newer():
 
 
 def test_interleave_of_one_order_is_that_order_among_the_candidates():
-    order, candidates = torch.tensor([2.0, 9.0, 7.0, 2.0, -math.inf]), torch.tensor([True, False, True, True, True])
+    order = torch.tensor([2.0, 9.0, 7.0, 2.0, -math.inf])
+    candidates = torch.tensor([True, False, True, True, True])
     standing = 1 / interleave([order], [1.0], candidates)
     assert standing[candidates].tolist() == [
         3,

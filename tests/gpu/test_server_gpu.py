@@ -1,7 +1,7 @@
 """Whole servers on a GPU, with CUDA graphs and overlap scheduling.
 
-Answers of an evicted sequence against dense attention with the evicted keys masked, and of an untouched one against stock
-SGLang. The weights are random, so nothing is downloaded.
+Answers of an evicted sequence against dense attention with the evicted keys masked, and of an untouched one against
+stock SGLang. The weights are random, so nothing is downloaded.
 """
 
 from __future__ import annotations

@@ -47,7 +47,8 @@ def test_every_group_and_head_size(group, dim):
 
 def arguments(window=3, tokens=40, block_size=8, position=None):
     g = torch.Generator().manual_seed(0)
-    queries, pools = torch.randn(2, window, 4, 64, generator=g), list(torch.randn(2, tokens + 1, 2, 64, generator=g))
+    queries = torch.randn(2, window, 4, 64, generator=g)
+    pools = list(torch.randn(2, tokens + 1, 2, 64, generator=g))
     positions = torch.arange(tokens)
     query_positions = torch.arange(tokens - window, tokens) if position is None else torch.full((window,), position)
     blocks = -(-tokens // block_size)
@@ -81,7 +82,8 @@ def test_strided_pool_and_queries():
 @pytest.mark.parametrize("apart", [1, 20, 40, 1000])
 def test_layers_share_a_program_where_their_rows_would_take_too_much_room(apart, monkeypatch):
     g = torch.Generator().manual_seed(4)
-    queries, pools = torch.randn(5, 3, 4, 64, generator=g), list(torch.randn(5, 41, 2, 64, generator=g))
+    queries = torch.randn(5, 3, 4, 64, generator=g)
+    pools = list(torch.randn(5, 41, 2, 64, generator=g))
     rest = arguments()[2:]
     monkeypatch.setattr(block_attention, "_APART", apart)
     for reduction in ("max", "sum"):

@@ -3,8 +3,8 @@
 Triton's attention kernels are SGLang's, in the interpreter; FlashInfer's are stood in for by plain PyTorch that follows
 what was planned. Nothing here ran on a GPU.
 
-A CUDA graph is stood in for by a trace: PyTorch records the operations of one decode pass over its input buffers, without
-any of its Python, and the recording is run again after the buffers were refilled.
+A CUDA graph is stood in for by a trace: PyTorch records the operations of one decode pass over its input buffers,
+without any of its Python, and the recording is run again after the buffers were refilled.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def world() -> World:
         world.start(row, length)
     world.evict(1, 0.4)
     world.start(4, 20, sharing=1, prefix=50)
-    world.evict(4, 0.5), world.evict(3, 1.0)
+    world.evict(4, 0.5)
+    world.evict(3, 1.0)
     return world
 
 
@@ -61,10 +62,13 @@ random.noise = torch.Generator().manual_seed(11)
 
 def run(runner: Runner, mode: ForwardMode, rows: list[int], tokens: int = 1, view=None):
     """One pass over fresh queries, keys and values; the output, the queries, and the same by plain attention."""
-    world, pool = runner.world, runner.pool
+    world = runner.world
+    pool = runner.pool
     batch = runner.batch(mode, rows, world.grow(rows, tokens), tokens)
     n = len(rows) * tokens
-    q, k, v = random(n, HEADS * DIM), random(n, KV_HEADS, DIM), random(n, KV_HEADS, DIM)
+    q = random(n, HEADS * DIM)
+    k = random(n, KV_HEADS, DIM)
+    v = random(n, KV_HEADS, DIM)
     with runner.passing(rows) as backend:
         backend.init_forward_metadata(batch)
         out = backend.forward(q, k, v, LAYER, batch)
@@ -77,7 +81,8 @@ def run(runner: Runner, mode: ForwardMode, rows: list[int], tokens: int = 1, vie
 def filled(world: World, backend, **options) -> Runner:
     """A runner whose pool holds keys and values in every slot, the padding slot and evicted ones included."""
     runner = Runner(world, backend, **options)
-    runner.pool.keys, runner.pool.values = random(*runner.pool.keys.shape), random(*runner.pool.values.shape)
+    runner.pool.keys = random(*runner.pool.keys.shape)
+    runner.pool.values = random(*runner.pool.values.shape)
     return runner
 
 
@@ -102,7 +107,8 @@ def test_twenty_evictions_in_a_row(world, backend):
 @pytest.mark.parametrize("backend", [triton, flashinfer])
 def test_replays_attend_to_the_resident_tokens(world, backend):
     """Planned once for a capture over padding; replays change what the planned buffers hold, never which they are."""
-    runner, lanes = filled(world, backend), 6
+    runner = filled(world, backend)
+    lanes = 6
     backend = runner.attn_backend
     empty = runner.replay_view(runner.batch(ForwardMode.DECODE, [], torch.zeros(0, dtype=torch.int64)), lanes)
     backend.init_forward_metadata_out_graph(empty, in_capture=True)
@@ -112,7 +118,9 @@ def test_replays_attend_to_the_resident_tokens(world, backend):
         with runner.passing(rows):
             backend.init_forward_metadata_out_graph(view)
         assert backend.forward_metadata is captured
-        q, k, v = random(lanes, HEADS * DIM), random(lanes, KV_HEADS, DIM), random(lanes, KV_HEADS, DIM)
+        q = random(lanes, HEADS * DIM)
+        k = random(lanes, KV_HEADS, DIM)
+        v = random(lanes, KV_HEADS, DIM)
         out = backend.forward(q, k, v, LAYER, view).view(lanes, HEADS, DIM)
         slots = [torch.tensor(world.reference(row)) for row in rows] + [torch.zeros(1, dtype=torch.int64)] * (
             lanes - len(rows)
@@ -142,7 +150,8 @@ class Heard:
             self.lse[row, len(runner.world.names[row]) - 1 - behind] = scores.logsumexp(-1)
 
     def check(self, runner: Runner, row: int):
-        window, length = runner.runtime.window, len(runner.world.names[row])
+        window = runner.runtime.window
+        length = len(runner.world.names[row])
         positions = window.positions(row, length)
         for p in positions.tolist():
             assert torch.equal(window.rings[0][row, p % W], self.queries[row, p]), f"row {row}, position {p}"
@@ -154,14 +163,19 @@ class Heard:
 @pytest.mark.parametrize("backend, options", [(triton, {}), (flashinfer, {}), (flashinfer, {"use_paged": True})])
 def test_prefill_and_decode_keep_the_last_queries(world, backend, options):
     """And with FlashInfer their log-sum-exp: over one wrapper's keys, or over those of two."""
-    runner, heard = filled(world, backend, **options), Heard()
+    runner = filled(world, backend, **options)
+    heard = Heard()
     world.names[5] = []  # nothing before it: SGLang calls the ragged wrapper alone
     for row in (1, 2, 3, 4, 5):
         runner.runtime.window.begin(row, len(world.names[row]))
     for mode, rows, tokens in (
-        (ForwardMode.EXTEND, [1, 4], 7), (ForwardMode.EXTEND, [2], 2), (ForwardMode.DECODE, [4, 1, 2], 1),
-        (ForwardMode.DECODE, [1, 2], 1), (ForwardMode.EXTEND, [3], W), (ForwardMode.EXTEND, [5], W + 2),
-    ):  # fmt: skip
+        (ForwardMode.EXTEND, [1, 4], 7),
+        (ForwardMode.EXTEND, [2], 2),
+        (ForwardMode.DECODE, [4, 1, 2], 1),
+        (ForwardMode.DECODE, [1, 2], 1),
+        (ForwardMode.EXTEND, [3], W),
+        (ForwardMode.EXTEND, [5], W + 2),
+    ):
         before = [len(world.names[row]) for row in rows]
         _, queries, _ = run(runner, mode, rows, tokens)
         heard.add([r for r in rows for _ in range(tokens)], [b + i for b in before for i in range(tokens)], queries)
@@ -200,9 +214,12 @@ def test_a_prefill_without_requests_keeps_nothing(world):
 
 def test_a_recorded_decode_follows_its_input_buffers(world):
     """Recorded over padding alone, as SGLang captures; replayed for real requests, with padding lanes behind them."""
-    runner, heard = Runner(world, flashinfer), Heard()
-    backend, window = runner.attn_backend, runner.runtime.window
-    runner.runtime.window.begin(1, len(world.names[1])), runner.runtime.window.begin(4, len(world.names[4]))
+    runner = Runner(world, flashinfer)
+    heard = Heard()
+    backend = runner.attn_backend
+    window = runner.runtime.window
+    runner.runtime.window.begin(1, len(world.names[1]))
+    runner.runtime.window.begin(4, len(world.names[4]))
     empty = runner.batch(ForwardMode.DECODE, [], torch.zeros(0, dtype=torch.int64))
     graph = runner.replay_view(empty, LANES)  # the graph's buffers
 
@@ -213,25 +230,34 @@ def test_a_recorded_decode_follows_its_input_buffers(world):
         return wrapper.forward(q)
 
     def one_pass(ring, lse_ring, q, rows, positions):
-        window.rings[0], window.lse_rings[0] = ring, lse_ring
-        graph.req_pool_indices, graph.positions = rows, positions
+        window.rings[0] = ring
+        window.lse_rings[0] = lse_ring
+        graph.req_pool_indices = rows
+        graph.positions = positions
         paged.keep_queries(attention, backend, q, None, None, LAYER, graph)
         return ring, lse_ring
 
-    ring, lse_ring, q = window.rings[0], window.lse_rings[0], torch.zeros(LANES, HEADS * DIM)
-    rows, positions = graph.req_pool_indices, graph.positions
+    ring = window.rings[0]
+    lse_ring = window.lse_rings[0]
+    q = torch.zeros(LANES, HEADS * DIM)
+    rows = graph.req_pool_indices
+    positions = graph.positions
     wrapper = SimpleNamespace(forward=None, forward_return_lse=lambda q: (q, q[:, :, 0]))
     backend.forward_metadata = SimpleNamespace(decode_wrappers=[wrapper])
     recorded = make_fx(one_pass)(ring.clone(), lse_ring.clone(), q, rows, positions)
-    window.rings[0], window.lse_rings[0] = ring, lse_ring
+    window.rings[0] = ring
+    window.lse_rings[0] = lse_ring
     for step in range(W + 2):
         lanes = [4, 1] if step % 2 else [1, 4]
         view = runner.replay_view(runner.batch(ForwardMode.DECODE, lanes, world.grow(lanes, 1)), LANES)
-        rows.copy_(view.req_pool_indices), positions.copy_(view.positions), q.copy_(random(LANES, HEADS * DIM))
+        rows.copy_(view.req_pool_indices)
+        positions.copy_(view.positions)
+        q.copy_(random(LANES, HEADS * DIM))
         assert view.req_pool_indices[2:].tolist() == [0] * (LANES - 2)
         recorded(ring, lse_ring, q, rows, positions)
         heard.add(lanes, positions[:2].tolist(), q.view(LANES, HEADS, DIM)[:2].clone())
-    heard.check(runner, 1), heard.check(runner, 4)
+    heard.check(runner, 1)
+    heard.check(runner, 4)
     others = [row for row in range(1, ROWS + 1) if row not in (1, 4)]
     assert torch.equal(lse_ring[1:], ring[1:, ..., 0]), "each beside its query"
     assert not ring[others].any(), "padding lanes write to row 0 only"

@@ -40,7 +40,8 @@ def played(steps, seed=0) -> World:
             world.evict(row, amount)
         elif row in world.names and what != "share" and len(world.names[row]) + amount < 150:
             world.grow([row], amount)
-    world.table.check_integrity(), world.rows.check_integrity()
+    world.table.check_integrity()
+    world.rows.check_integrity()
     return world
 
 
@@ -60,7 +61,8 @@ def agree(indptr, indices, expected) -> bool:
 @given(steps=st.lists(STEP, max_size=10), seed=st.integers(0, 99))
 def test_triton_decode(steps, seed):
     world = played(steps, seed)
-    runner, rows = Runner(world, triton), sorted(world.names)
+    runner = Runner(world, triton)
+    rows = sorted(world.names)
     batch = runner.batch(ForwardMode.DECODE, rows, world.grow(rows, 1))
     assert batch.out_cache_loc.tolist() == [world.reference(row)[-1] for row in rows], "written where it is read"
     with runner.passing(rows) as backend:
@@ -75,7 +77,8 @@ def test_triton_decode(steps, seed):
 @given(steps=st.lists(STEP, max_size=10), seed=st.integers(0, 99), tokens=st.integers(1, 7))
 def test_triton_extend(steps, seed, tokens):
     world = played(steps, seed)
-    runner, rows = Runner(world, triton), sorted(world.names)[::-1]
+    runner = Runner(world, triton)
+    rows = sorted(world.names)[::-1]
     batch = runner.batch(ForwardMode.EXTEND, rows, world.grow(rows, tokens), tokens)
     with runner.passing(rows) as backend:
         backend.init_forward_metadata(batch)
@@ -90,7 +93,8 @@ def test_triton_extend(steps, seed, tokens):
 @given(steps=st.lists(STEP, max_size=10), seed=st.integers(0, 99), wider=st.integers(0, 2))
 def test_triton_graph_replay_with_padding(steps, seed, wider):
     world = played(steps, seed)
-    runner, rows = Runner(world, triton), sorted(world.names)
+    runner = Runner(world, triton)
+    rows = sorted(world.names)
     lanes = min(LANES, len(rows) + wider)
     view = runner.replay_view(runner.batch(ForwardMode.DECODE, rows, world.grow(rows, 1)), lanes)
     assert not hasattr(view, "extend_prefix_lens")
@@ -109,7 +113,8 @@ def planned(call):
 @given(steps=st.lists(STEP, max_size=10), seed=st.integers(0, 99))
 def test_flashinfer_decode(steps, seed):
     world = played(steps, seed)
-    runner, rows = Runner(world, flashinfer), sorted(world.names)
+    runner = Runner(world, flashinfer)
+    rows = sorted(world.names)
     batch = runner.batch(ForwardMode.DECODE, rows, world.grow(rows, 1))
     with runner.passing(rows) as backend:
         backend.init_forward_metadata(batch)
@@ -121,7 +126,8 @@ def test_flashinfer_decode(steps, seed):
 @given(steps=st.lists(STEP, max_size=10), seed=st.integers(0, 99), tokens=st.integers(1, 7), paged=st.booleans())
 def test_flashinfer_extend(steps, seed, tokens, paged):
     world = played(steps, seed)
-    runner, rows = Runner(world, flashinfer, use_paged=paged), sorted(world.names)
+    runner = Runner(world, flashinfer, use_paged=paged)
+    rows = sorted(world.names)
     batch = runner.batch(ForwardMode.EXTEND, rows, world.grow(rows, tokens), tokens)
     with runner.passing(rows) as backend:
         backend.init_forward_metadata(batch)
@@ -181,7 +187,8 @@ def test_logical_lengths_on_the_host_would_be_noticed(monkeypatch):
     world = played([("evict", 1, 0.5), ("evict", 3, 0.5)])
     monkeypatch.setattr(paged, "shadow_batch", half)
     backend, wrapper = capture_then_replay(world, [1, 2, 3], 4)
-    host, device = wrapper.host[-1][4], backend.indices_updater_decode.kv_indptr[0][:5]
+    host = wrapper.host[-1][4]
+    device = backend.indices_updater_decode.kv_indptr[0][:5]
     assert host.tolist() != device.tolist()
 
 
@@ -199,7 +206,8 @@ def test_without_the_adapter_names_would_be_read_as_slots(backend):
 @pytest.mark.parametrize("backend", [triton, flashinfer])
 def test_extend_after_everything_before_was_evicted(backend):
     world = World()
-    world.start(1, 40), world.start(2, 10)
+    world.start(1, 40)
+    world.start(2, 10)
     world.evict(1, 1.0)
     world.table.evict(torch.tensor(world.names[1][-1:]))
     del world.slot_of[world.names[1][-1]]
@@ -214,6 +222,7 @@ def test_extend_after_everything_before_was_evicted(backend):
         qo, indptr, *_ = plan.prefill_wrappers[0].calls[-1]
         assert plan.extend_no_prefix, "nothing resident before: FlashInfer takes its branch for no prefix"
     else:
-        qo, indptr = plan.qo_indptr, plan.kv_indptr
+        qo = plan.qo_indptr
+        indptr = plan.kv_indptr
     assert qo.tolist() == [0, 3] and indptr.tolist() == [0, 0]
     assert batch.positions.tolist() == [40, 41, 42], "positions are never renumbered"

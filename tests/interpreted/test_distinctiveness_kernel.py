@@ -10,9 +10,13 @@ from nexus_sglang.kernels.distinctiveness import block_distinctiveness
 
 @settings(max_examples=25)
 @given(
-    seed=st.integers(0, 10_000), kv_heads=st.integers(1, 4), dim=st.sampled_from((64, 80, 128)),
-    blocks=st.integers(1, 60), block_size=st.integers(1, 128), dtype=st.sampled_from(tuple(cases.DTYPES)),
-)  # fmt: skip
+    seed=st.integers(0, 10_000),
+    kv_heads=st.integers(1, 4),
+    dim=st.sampled_from((64, 80, 128)),
+    blocks=st.integers(1, 60),
+    block_size=st.integers(1, 128),
+    dtype=st.sampled_from(tuple(cases.DTYPES)),
+)
 @example(seed=1, kv_heads=1, dim=64, blocks=4096, block_size=1, dtype="bf16")
 def test_equals_reference(**shape):
     outcome = cases.directions("cpu", **shape)

@@ -10,20 +10,26 @@ from nexus_sglang.policy import Policy, Weighing, make_policy
 from tests.support.bench import bench
 
 POLICIES = [
-    ("nexus", {}), ("nexus", {"head_reduction": "mean"}), ("nexus-paper", {}), ("h2o", {}), ("expected-attention", {}),
+    ("nexus", {}),
+    ("nexus", {"head_reduction": "mean"}),
+    ("nexus-paper", {}),
+    ("h2o", {}),
+    ("expected-attention", {}),
     ("vase", {}),
-]  # fmt: skip
+]
 
 
 def history(policy: str, fields: dict, with_lse: bool) -> tuple:
     b = bench(policy, with_lse=with_lse, **fields)
-    seq, other = b.sequence(1, 300, budget=80), b.sequence(2, 130, budget=40)
+    seq = b.sequence(1, 300, budget=80)
+    other = b.sequence(2, 130, budget=40)
     b.evictor.after_prefill(seq, protected=30, room=0)
     b.evictor.after_prefill(other, protected=0, room=0)
     for length in range(301, 330):
         b.grow(1, length)
         b.evictor.after_decode(seq, lambda: 30)
-    b.table.check_integrity(), b.rows.check_integrity()
+    b.table.check_integrity()
+    b.rows.check_integrity()
     return [*seq.events, *other.events], b.rows.slots.tolist(), b.table.free_physical.tolist()
 
 
@@ -39,7 +45,8 @@ def test_same_events_rows_and_free_slots(policy, fields, with_lse, monkeypatch):
 @pytest.mark.parametrize("with_lse", [False, True])
 @pytest.mark.parametrize("policy", ["nexus", "h2o", "expected-attention"])
 def test_the_warm_up_compiles_what_an_event_needs(policy, with_lse, monkeypatch):
-    launched, run = set(), InterpretedFunction.run
+    launched = set()
+    run = InterpretedFunction.run
 
     def noted(self, *args, **options):
         launched.add(self.__name__)
@@ -48,7 +55,8 @@ def test_the_warm_up_compiles_what_an_event_needs(policy, with_lse, monkeypatch)
     monkeypatch.setenv("NEXUS_SGLANG_KERNELS", "triton")
     monkeypatch.setattr(InterpretedFunction, "run", noted)
     b = bench(policy, with_lse=with_lse)
-    seq, other = b.sequence(1, 300, budget=80), b.sequence(2, 300, budget=80)
+    seq = b.sequence(1, 300, budget=80)
+    other = b.sequence(2, 300, budget=80)
     launched.clear()
     b.evictor.warm_up()
     warmed = set(launched)
@@ -66,7 +74,9 @@ def test_the_warm_up_compiles_what_an_event_needs(policy, with_lse, monkeypatch)
 class Wild(Policy):
     """Numbers no policy should return; NaN once the sequence is long."""
 
-    name, source, needs_attention = "wild", "test", False
+    name = "wild"
+    source = "test"
+    needs_attention = False
 
     def weigh(self, evidence, blocks):
         g = torch.Generator().manual_seed(blocks.event)
@@ -84,7 +94,8 @@ def test_nan_in_decode_frees_no_slot_twice_and_is_reported_once(kernels, monkeyp
     for length in range(301, 360):
         b.grow(1, length)
         b.evictor.after_decode(seq, lambda: 0)
-        b.table.check_integrity(), b.rows.check_integrity()
+        b.table.check_integrity()
+        b.rows.check_integrity()
     b.evictor.policy = make_policy("random", {})
     with pytest.raises(PolicyError, match="weights and .* priorities that are NaN"):
         b.evictor.after_prefill(b.sequence(2, 200, budget=80), 0, 0)
@@ -106,7 +117,9 @@ class Counted(TorchDispatchMode):
 @pytest.mark.parametrize("policy", ["nexus", "nexus-paper", "h2o", "keydiff"])
 def test_an_event_starts_as_much_work_for_many_layers_as_for_one(policy, monkeypatch):
     monkeypatch.setenv("NEXUS_SGLANG_KERNELS", "triton")
-    run, launches, seen = InterpretedFunction.run, [], []
+    run = InterpretedFunction.run
+    launches = []
+    seen = []
 
     def counted(self, *args, **options):
         launches.append(self.__name__)

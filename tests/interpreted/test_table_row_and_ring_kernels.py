@@ -42,7 +42,8 @@ def test_compact(**shape):
 def test_rows_of_a_wider_table_compact_in_place():
     v2p = torch.tensor([0, 5, 0, 7, 9])
     virtual = torch.tensor([[1, 2, 3, 99], [4, 1, 2, 99]])[:, :3]
-    slots, positions = torch.zeros(2, 3, dtype=torch.int32), torch.zeros(2, 3, dtype=torch.int32)
+    slots = torch.zeros(2, 3, dtype=torch.int32)
+    positions = torch.zeros(2, 3, dtype=torch.int32)
     assert compact_rows.kernel(virtual, torch.tensor([3, 3]), v2p, slots, positions).tolist() == [2, 2]
     assert slots.tolist() == [[5, 7, 0], [9, 5, 0]] and positions.tolist() == [[0, 2, 0], [0, 1, 0]]
 
@@ -69,9 +70,15 @@ def test_translate_keeps_the_shape():
 
 @settings(max_examples=30)
 @given(
-    seed=SEED, tokens=st.integers(1, 30), kept=st.integers(0, 30), heads=st.integers(1, 9), dim=st.sampled_from([64, 80, 128]),
-    window=st.integers(1, 17), dtype=st.sampled_from(sorted(cases.DTYPES)), given_lse=st.booleans(),
-)  # fmt: skip
+    seed=SEED,
+    tokens=st.integers(1, 30),
+    kept=st.integers(0, 30),
+    heads=st.integers(1, 9),
+    dim=st.sampled_from([64, 80, 128]),
+    window=st.integers(1, 17),
+    dtype=st.sampled_from(sorted(cases.DTYPES)),
+    given_lse=st.booleans(),
+)
 @example(seed=1, tokens=3, kept=0, heads=40, dim=128, window=16, dtype="bf16", given_lse=True)
 def test_queries_into_rings(kept, tokens, **shape):
     outcome = cases.ring("cpu", tokens=tokens, kept=min(kept, tokens), **shape)
@@ -79,11 +86,16 @@ def test_queries_into_rings(kept, tokens, **shape):
 
 
 @pytest.mark.parametrize("run", [keep_queries.reference, keep_queries.kernel])
-@pytest.mark.parametrize("change, named", [
-    ({"queries": torch.zeros(2, 3, 8)}, "do not fit a ring"), ({"queries": torch.zeros(2, 4, 8).half()}, "float16"),
-    ({"lse": torch.zeros(2, 4)}, "both or neither"), ({"ring": torch.zeros(5, 6, 8, 4).mT}, "must be contiguous"),
-    ({"lse": torch.zeros(2, 3), "lse_ring": torch.zeros(5, 6, 4)}, r"lse \(2, 3\)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change, named",
+    [
+        ({"queries": torch.zeros(2, 3, 8)}, "do not fit a ring"),
+        ({"queries": torch.zeros(2, 4, 8).half()}, "float16"),
+        ({"lse": torch.zeros(2, 4)}, "both or neither"),
+        ({"ring": torch.zeros(5, 6, 8, 4).mT}, "must be contiguous"),
+        ({"lse": torch.zeros(2, 3), "lse_ring": torch.zeros(5, 6, 4)}, r"lse \(2, 3\)"),
+    ],
+)
 def test_what_does_not_fit_is_named(run, change, named):
     at = torch.tensor([1, 2])
     arguments = {"ring": torch.zeros(5, 6, 4, 8), "queries": torch.zeros(2, 4, 8), "rows": at, "places": at, **change}

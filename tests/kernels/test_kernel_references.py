@@ -1,4 +1,4 @@
-"""The torch references say what oracles and the package's own code say, and dispatch takes the one that was asked for."""
+"""The torch references say what oracles and the package say, and dispatch takes the one that was asked for."""
 
 import pytest
 import torch

@@ -1,7 +1,7 @@
 """Servers that several tests share.
 
-They are expensive to start and hold 3 to 4 GB each: one serves a whole module, ``ours`` the session, and at most three are
-up at a time (``tests/conftest.py``).
+They are expensive to start and hold 3 to 4 GB each: one serves a whole module, ``ours`` the session, and at most
+three are up at a time (``tests/conftest.py``).
 """
 
 from __future__ import annotations

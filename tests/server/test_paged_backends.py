@@ -1,6 +1,6 @@
 """A whole server on SGLang's triton and flashinfer attention backends: the tokens and evictions of torch_native.
 
-Triton's kernels run in Triton's interpreter, FlashInfer's wrappers are stood in for by plain PyTorch. No GPU is involved.
+Triton's kernels run in Triton's interpreter, and plain PyTorch stands in for FlashInfer's wrappers. No GPU is needed.
 """
 
 from __future__ import annotations

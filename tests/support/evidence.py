@@ -17,7 +17,10 @@ def blocks_of(n, forced=(), state=None, event=640, seed=3, width=0):
 def evidence_of(n, w=16, seed=0):
     g = torch.Generator().manual_seed(seed)
     rows = torch.rand(w, n, generator=g) ** 8
-    rand = lambda: torch.rand(n, generator=g)  # noqa: E731
+
+    def rand():
+        return torch.rand(n, generator=g)
+
     return Evidence(rows / rows.sum(dim=1, keepdim=True), rand() + 1, rand(), rand(), rand())
 
 

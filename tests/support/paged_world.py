@@ -1,8 +1,8 @@
 """A pool whose tokens come and go, and SGLang's own paged attention backends over it, on the CPU.
 
 The backends are SGLang's classes without their constructors, which want a GPU: every line of their planning runs, with
-Triton's interpreter in place of a GPU, and FlashInfer's wrappers replaced by ``flashinfer_stand_in``. The reference is a
-dictionary from name to slot, kept beside page table and rows.
+Triton's interpreter in place of a GPU, and FlashInfer's wrappers replaced by ``flashinfer_stand_in``. The reference is
+a dictionary from virtual id to KV slot, kept beside page table and rows.
 """
 
 from __future__ import annotations
@@ -26,13 +26,34 @@ from nexus_sglang.sglang_plugin.attention import backends, paged
 from tests.support import flashinfer_stand_in
 from tests.support.flashinfer_stand_in import Wrapper
 
-ROWS, WIDTH, SLOTS, LANES = 6, 160, 700, 8
-HEADS, KV_HEADS, DIM, W = 4, 2, 16, 4
+ROWS = 6
+WIDTH = 160
+SLOTS = 700
+LANES = 8
+HEADS = 4
+KV_HEADS = 2
+DIM = 16
+W = 4
 LAYER = SimpleNamespace(
-    layer_id=0, tp_q_head_num=HEADS, tp_k_head_num=KV_HEADS, tp_v_head_num=KV_HEADS, qk_head_dim=DIM, v_head_dim=DIM,
-    head_dim=DIM, scaling=0.25, logit_cap=0.0, logit_capping_method="tanh", sliding_window_size=-1, attn_type=None,
-    is_cross_attention=False, k_scale=None, v_scale=None, k_scale_float=None, v_scale_float=None, xai_temperature_len=-1,
-)  # fmt: skip
+    layer_id=0,
+    tp_q_head_num=HEADS,
+    tp_k_head_num=KV_HEADS,
+    tp_v_head_num=KV_HEADS,
+    qk_head_dim=DIM,
+    v_head_dim=DIM,
+    head_dim=DIM,
+    scaling=0.25,
+    logit_cap=0.0,
+    logit_capping_method="tanh",
+    sliding_window_size=-1,
+    attn_type=None,
+    is_cross_attention=False,
+    k_scale=None,
+    v_scale=None,
+    k_scale_float=None,
+    v_scale_float=None,
+    xai_temperature_len=-1,
+)
 
 
 class World:
@@ -47,7 +68,7 @@ class World:
         self.slot_of: dict[int, int] = {}
 
     def start(self, row: int, length: int, sharing: int | None = None, prefix: int = 0) -> None:
-        """A request of ``length`` new tokens, after the first ``prefix`` of another row: a radix node was split there."""
+        """A request whose first ``prefix`` tokens are those of row ``sharing``, and ``length`` new ones."""
         self.names[row] = self.names[sharing][:prefix] if sharing is not None else []
         self.req_to_token[row, : len(self.names[row])] = torch.tensor(self.names[row], dtype=torch.int32)
         self.grow([row], length)
@@ -100,7 +121,8 @@ class Pool:
         self.keys, self.values = (torch.zeros(SLOTS + 1, KV_HEADS, DIM) for _ in range(2))
 
     def set_kv_buffer(self, layer, loc, k, v, *scales):
-        self.keys[loc.loc], self.values[loc.loc] = k, v
+        self.keys[loc.loc] = k
+        self.values[loc.loc] = v
 
     def get_key_buffer(self, layer_id):
         return self.keys
@@ -116,8 +138,10 @@ class Runner:
     """As much of a ModelRunner as the binding and the backends touch."""
 
     def __init__(self, world: World, backend, use_paged: bool = False):
-        self.world, self.pool = world, Pool()
-        shapes, with_lse = {0: LayerShape(HEADS, DIM, 0.25)}, backend is flashinfer
+        self.world = world
+        self.pool = Pool()
+        shapes = {0: LayerShape(HEADS, DIM, 0.25)}
+        with_lse = backend is flashinfer
         window = QueryWindow(shapes, ROWS + 1, W, torch.float32, "cpu", with_lse)
         self.runtime = SimpleNamespace(
             rows=world.rows, table=world.table, batch_rows=[], window=window, config=SimpleNamespace(debug=True)
@@ -135,7 +159,8 @@ class Runner:
             key=(IdSpaceKind.FULL, 1), write=world.table.translate
         )
         self.attn_backend = backend(self, use_paged) if backend is flashinfer else backend(self)
-        self.decode_attn_backend, self.decode_attn_backend_group = None, []
+        self.decode_attn_backend = None
+        self.decode_attn_backend_group = []
         assert backends.reports_lse(self) == with_lse
         assert not backends.reads_compact_rows(self.attn_backend, self)
         backends.install_rows(self, self.runtime)
@@ -152,42 +177,66 @@ class Runner:
         """The batch SGLang would build: logical lengths and positions, virtual write ids, which it translates."""
         lengths = [len(self.world.names[row]) for row in rows]
         before = [n - tokens for n in lengths]
-        ids, fields = lambda values: torch.tensor(values, dtype=torch.int64), {}
+        fields = {}
         if mode is ForwardMode.EXTEND:
             fields = dict(
-                extend_num_tokens=len(rows) * tokens, extend_prefix_lens_cpu=before, extend_seq_lens_cpu=[tokens] * len(rows),
+                extend_num_tokens=len(rows) * tokens,
+                extend_prefix_lens_cpu=before,
+                extend_seq_lens_cpu=[tokens] * len(rows),
                 extend_prefix_lens=torch.tensor(before, dtype=torch.int32),
                 extend_seq_lens=torch.full((len(rows),), tokens, dtype=torch.int32),
-            )  # fmt: skip
+            )
         batch = ForwardBatch(
-            forward_mode=mode, batch_size=len(rows), input_ids=torch.zeros(len(written), dtype=torch.int64),
-            req_pool_indices=ids(rows), seq_lens=ids(lengths), seq_lens_cpu=ids(lengths), seq_lens_sum=sum(lengths),
-            positions=ids([p for b, n in zip(before, lengths, strict=True) for p in range(b, n)]), out_cache_loc=written,
+            forward_mode=mode,
+            batch_size=len(rows),
+            input_ids=torch.zeros(len(written), dtype=torch.int64),
+            req_pool_indices=_ids(rows),
+            seq_lens=_ids(lengths),
+            seq_lens_cpu=_ids(lengths),
+            seq_lens_sum=sum(lengths),
+            positions=_ids([p for b, n in zip(before, lengths, strict=True) for p in range(b, n)]),
+            out_cache_loc=written,
             **fields,
-        )  # fmt: skip
+        )
         self.kv_index_translator.bind_own_plan(batch)
         return batch
 
     def replay_view(self, batch: ForwardBatch, lanes: int) -> SimpleNamespace:
         """What SGLang's CUDA-graph runner plans a replay with, for a graph of ``lanes`` requests."""
         registry = build_decode_registry(
-            device=torch.device("cpu"), max_bs=LANES, max_num_token=LANES, seq_len_fill_value=1,
-            cache_loc_dtype=torch.int64, share_pool=False,
-        )  # fmt: skip
+            device=torch.device("cpu"),
+            max_bs=LANES,
+            max_num_token=LANES,
+            seq_len_fill_value=1,
+            cache_loc_dtype=torch.int64,
+            share_pool=False,
+        )
         names = ("input_ids", "positions", "req_pool_indices", "seq_lens", "seq_lens_cpu")
         buffers = SimpleNamespace(mamba_track_indices=None, **{name: registry.get_slot(name).buffer for name in names})
         for buffer in (buffers.req_pool_indices, buffers.positions, buffers.seq_lens, buffers.seq_lens_cpu):
             buffer.fill_(5)  # what an earlier replay left behind
-        registry.fill_from(batch, raw_bs=batch.batch_size, padded_bs=lanes, raw_num_tokens=batch.batch_size,
-                           padded_num_tokens=lanes)  # fmt: skip
+        registry.fill_from(
+            batch, raw_bs=batch.batch_size, padded_bs=lanes, raw_num_tokens=batch.batch_size, padded_num_tokens=lanes
+        )
         view = build_replay_fb_view(
-            batch, buffers, bs=lanes, raw_bs=batch.batch_size, num_tokens=lanes, global_num_tokens_cpu=None,
-            seq_len_fill_value=1, capture_forward_mode=ForwardMode.DECODE, is_encoder_decoder=False,
-        )  # fmt: skip
+            batch,
+            buffers,
+            bs=lanes,
+            raw_bs=batch.batch_size,
+            num_tokens=lanes,
+            global_num_tokens_cpu=None,
+            seq_len_fill_value=1,
+            capture_forward_mode=ForwardMode.DECODE,
+            is_encoder_decoder=False,
+        )
         batch.kv_loc_plan.bind_replay(
             view, self.kv_index_translator, slots=registry.get_slot("out_cache_loc").buffer[:lanes]
         )
         return view
+
+
+def _ids(values: list[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int64)
 
 
 def _bare(cls, **attributes):
@@ -203,18 +252,50 @@ def triton(runner: Runner):
     from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd
 
     backend = _bare(
-        triton_backend.TritonAttnBackend, kv_index_translator=runner.kv_index_translator, device="cpu", dcp_size=1,
-        req_to_token=runner.world.req_to_token, req_to_token_pool=runner.req_to_token_pool, token_to_kv_pool=runner.pool,
-        sliding_window_size=None, window_kv_indptr=None, use_sliding_window_kv_pool=False, max_context_len=WIDTH,
-        num_head=HEADS, num_kv_head=KV_HEADS, v_head_dim=DIM, swa_v_head_dim=None, max_kv_splits=4, static_kv_splits=False,
-        device_core_count=132, enable_deterministic=False, split_tile_size=None, lean_total_programs=1, lean_block_m=16,
-        skip_prefill=False, use_mla=False, use_pdl=False, page_size=1, use_verify_shared_kv=False, use_verify_splitkv=False,
-        enable_lean_attention=False, allow_bidirectional_attention_in_extend=False, use_dense_fp8_chunked_prefill=False,
-        kv_indptr=torch.zeros(LANES + 1, dtype=torch.int32), qo_indptr=torch.zeros(LANES + 1, dtype=torch.int64),
-        mask_indptr=torch.zeros(LANES + 1, dtype=torch.int64), _verify_mask=None, is_draft_runner=False, topk=0,
-        decode_attention_fwd=decode_attention_fwd, extend_attention_fwd=extend_attention_fwd, speculative_num_steps=None,
-        num_draft_tokens=None, dllm_block_size=None, target_verify_num_tokens_per_req=1,
-    )  # fmt: skip
+        triton_backend.TritonAttnBackend,
+        kv_index_translator=runner.kv_index_translator,
+        device="cpu",
+        dcp_size=1,
+        req_to_token=runner.world.req_to_token,
+        req_to_token_pool=runner.req_to_token_pool,
+        token_to_kv_pool=runner.pool,
+        sliding_window_size=None,
+        window_kv_indptr=None,
+        use_sliding_window_kv_pool=False,
+        max_context_len=WIDTH,
+        num_head=HEADS,
+        num_kv_head=KV_HEADS,
+        v_head_dim=DIM,
+        swa_v_head_dim=None,
+        max_kv_splits=4,
+        static_kv_splits=False,
+        device_core_count=132,
+        enable_deterministic=False,
+        split_tile_size=None,
+        lean_total_programs=1,
+        lean_block_m=16,
+        skip_prefill=False,
+        use_mla=False,
+        use_pdl=False,
+        page_size=1,
+        use_verify_shared_kv=False,
+        use_verify_splitkv=False,
+        enable_lean_attention=False,
+        allow_bidirectional_attention_in_extend=False,
+        use_dense_fp8_chunked_prefill=False,
+        kv_indptr=torch.zeros(LANES + 1, dtype=torch.int32),
+        qo_indptr=torch.zeros(LANES + 1, dtype=torch.int64),
+        mask_indptr=torch.zeros(LANES + 1, dtype=torch.int64),
+        _verify_mask=None,
+        is_draft_runner=False,
+        topk=0,
+        decode_attention_fwd=decode_attention_fwd,
+        extend_attention_fwd=extend_attention_fwd,
+        speculative_num_steps=None,
+        num_draft_tokens=None,
+        dllm_block_size=None,
+        target_verify_num_tokens_per_req=1,
+    )
     backend.init_cuda_graph_state(LANES, LANES)
     return backend
 
@@ -223,27 +304,55 @@ def flashinfer(runner: Runner, use_paged: bool = False):
     """SGLang's FlashInferAttnBackend and its two planners; FlashInfer's wrappers are :class:`Wrapper`."""
     module = flashinfer_backend
     backend = _bare(
-        module.FlashInferAttnBackend, kv_index_translator=runner.kv_index_translator, dispatch_reason=None, num_wrappers=1,
-        req_to_token_pool=runner.req_to_token_pool, token_to_kv_pool=runner.pool, use_sliding_window_kv_pool=False,
-        is_multimodal=False, enable_mis=False, enable_deterministic=False, use_paged=use_paged, is_dllm_model=False,
-        prefill_uses_dequant_workspace=False, decode_uses_dequant_workspace=False, dq_page_table=None,
-        dq_paged_kernel_lens=None, decode_split_tile_size=None, prefill_split_tile_size=None,
-        disable_cuda_graph_kv_split=False, prefill_backend="fa2", decode_cuda_graph_metadata={}, _swa_kv_pool=None,
+        module.FlashInferAttnBackend,
+        kv_index_translator=runner.kv_index_translator,
+        dispatch_reason=None,
+        num_wrappers=1,
+        req_to_token_pool=runner.req_to_token_pool,
+        token_to_kv_pool=runner.pool,
+        use_sliding_window_kv_pool=False,
+        is_multimodal=False,
+        enable_mis=False,
+        enable_deterministic=False,
+        use_paged=use_paged,
+        is_dllm_model=False,
+        prefill_uses_dequant_workspace=False,
+        decode_uses_dequant_workspace=False,
+        dq_page_table=None,
+        dq_paged_kernel_lens=None,
+        decode_split_tile_size=None,
+        prefill_split_tile_size=None,
+        disable_cuda_graph_kv_split=False,
+        prefill_backend="fa2",
+        decode_cuda_graph_metadata={},
+        _swa_kv_pool=None,
         kv_cache_quant_method=SimpleNamespace(needs_global_scale=lambda: False),
-        prefill_wrapper_ragged=Wrapper(), prefill_wrappers_paged=[Wrapper()], decode_wrappers=[Wrapper()],
-        flashinfer_kv_cache_dtype=torch.bfloat16, cuda_graph_kv_indices=[torch.zeros(LANES * WIDTH, dtype=torch.int32)],
-    )  # fmt: skip
+        prefill_wrapper_ragged=Wrapper(),
+        prefill_wrappers_paged=[Wrapper()],
+        decode_wrappers=[Wrapper()],
+        flashinfer_kv_cache_dtype=torch.bfloat16,
+        cuda_graph_kv_indices=[torch.zeros(LANES * WIDTH, dtype=torch.int32)],
+    )
     backend._create_decode_wrappers = lambda bs, tokens: [Wrapper(backend.cuda_graph_kv_indices[0], bs)]
     for name, cls in (
         ("decode", module.FlashInferIndicesUpdaterDecode),
         ("prefill", module.FlashInferIndicesUpdaterPrefill),
     ):
         planner = _bare(
-            cls, num_qo_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=DIM, data_type=torch.bfloat16, _swa_kv_pool=None,
-            q_data_type=torch.bfloat16, attn_backend=backend, sliding_window_size=None,
-            kv_indptr=[torch.zeros(LANES + 1, dtype=torch.int32)], kv_last_page_len=torch.ones(LANES, dtype=torch.int32),
-            qo_indptr=[torch.zeros(LANES + 1, dtype=torch.int32)], prefill_wrapper_ragged=backend.prefill_wrapper_ragged,
-        )  # fmt: skip
+            cls,
+            num_qo_heads=HEADS,
+            num_kv_heads=KV_HEADS,
+            head_dim=DIM,
+            data_type=torch.bfloat16,
+            _swa_kv_pool=None,
+            q_data_type=torch.bfloat16,
+            attn_backend=backend,
+            sliding_window_size=None,
+            kv_indptr=[torch.zeros(LANES + 1, dtype=torch.int32)],
+            kv_last_page_len=torch.ones(LANES, dtype=torch.int32),
+            qo_indptr=[torch.zeros(LANES + 1, dtype=torch.int32)],
+            prefill_wrapper_ragged=backend.prefill_wrapper_ragged,
+        )
         planner.update = planner.update_single_wrapper
         setattr(backend, f"indices_updater_{name}", planner)
     return backend
