@@ -1,0 +1,1 @@
+"""Several questions on one document through a real server."""

@@ -1,0 +1,1 @@
+"""Times on a GPU: kernels against the bytes they move, serving against stock SGLang."""

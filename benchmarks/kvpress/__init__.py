@@ -1,0 +1,1 @@
+"""SnapKV, TOVA and StreamingLLM here and in kvpress, on the same prompts."""

@@ -18,7 +18,7 @@ from nexus_sglang.evidence.measure import NEEDS
 from nexus_sglang.policy.base import Evidence, Policy
 
 BATCH = 9
-"""Thinned caches that answer at once."""
+"""Reduced caches that answer at once."""
 
 
 class Contestant(NamedTuple):
@@ -40,7 +40,7 @@ Contestants = dict[str, Contestant | Reference]
 
 
 class Score(NamedTuple):
-    """How one thinned cache answered one question.
+    """How one reduced cache answered one question.
 
     Attributes:
         exact: whether greedy decoding writes the whole answer.
@@ -86,7 +86,7 @@ class _Bench:
         return self.cache[kind]
 
 
-def thin(bench: _Bench, entry: Contestant | Reference, share: float, seed: int, reader: Reader) -> Kept:
+def cut(bench: _Bench, entry: Contestant | Reference, share: float, seed: int, reader: Reader) -> Kept:
     """What one contestant keeps of a prefix.
 
     Args:
@@ -109,7 +109,7 @@ def thin(bench: _Bench, entry: Contestant | Reference, share: float, seed: int, 
 
 
 def without_last(kept: Kept, length: int) -> Kept:
-    """The same without the prefix's last token, which is then read again to get its logits from the thinned cache."""
+    """The same without the prefix's last token, which is then read again to get its logits from the reduced cache."""
     return Kept(kept.index, [v & (i != length - 1) for i, v in zip(kept.index, kept.valid, strict=True)])
 
 
@@ -123,10 +123,10 @@ def grade(logits: torch.Tensor, answer: list[int]) -> tuple[bool, float]:
     return bool((logits.argmax(dim=-1) == right).all()), float(logp[torch.arange(len(answer)), right].mean())
 
 
-def answer_thinned(
+def answer_reduced(
     reader: Reader, prefix: Prefix, kept: dict[str, Kept], question: list[int] | None, answer: list[int]
 ) -> dict[str, Score]:
-    """Every thinned cache answers.
+    """Every reduced cache answers.
 
     Args:
         reader: the model.
@@ -145,14 +145,14 @@ def answer_thinned(
     for at in range(0, len(different), BATCH):
         part = different[at : at + BATCH]
         caches = [entry if question else without_last(entry, length) for entry in part]
-        logits = reader.continue_thinned(prefix, caches, feed + answer[:-1], start, len(answer))
+        logits = reader.continue_reduced(prefix, caches, feed + answer[:-1], start, len(answer))
         grades.update({entry.key(): grade(row, answer) for entry, row in zip(part, logits, strict=True)})
     return {label: Score(*grades[entry.key()], entry.count() / length) for label, entry in kept.items()}
 
 
-def thin_all(bench: _Bench, contestants: Contestants, share: float, seed: int, reader: Reader) -> dict[str, Kept]:
-    """What every contestant keeps, by label; arguments as in :func:`thin`."""
-    return {label: thin(bench, entry, share, seed, reader) for label, entry in contestants.items()}
+def cut_all(bench: _Bench, contestants: Contestants, share: float, seed: int, reader: Reader) -> dict[str, Kept]:
+    """What every contestant keeps, by label; arguments as in :func:`cut`."""
+    return {label: cut(bench, entry, share, seed, reader) for label, entry in contestants.items()}
 
 
 def run_sample(
@@ -180,7 +180,7 @@ def run_sample(
     passage = reader.read(reader.ids(sample.passage))
     bench = _Bench.on(passage, contestants, block_size)
     hidden = shares if "hidden" in settings else []
-    kept_hidden = {share: thin_all(bench, contestants, share, sample.seed, reader) for share in hidden}
+    kept_hidden = {share: cut_all(bench, contestants, share, sample.seed, reader) for share in hidden}
     records = []
     for question in sample.questions:
         asked = reader.ids(question.text)
@@ -195,10 +195,10 @@ def run_sample(
             record[setting] = {}
             for share in shares:
                 if setting == "hidden":
-                    scores = answer_thinned(reader, passage, kept_hidden[share], asked, answer)
+                    scores = answer_reduced(reader, passage, kept_hidden[share], asked, answer)
                 else:
-                    kept = thin_all(visible, contestants, share, sample.seed, reader)
-                    scores = answer_thinned(reader, prompt, kept, None, answer)
+                    kept = cut_all(visible, contestants, share, sample.seed, reader)
+                    scores = answer_reduced(reader, prompt, kept, None, answer)
                 record[setting][f"{share:g}"] = {label: score.rounded() for label, score in scores.items()}
         records.append(record)
     return records

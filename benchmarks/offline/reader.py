@@ -1,4 +1,4 @@
-"""A Hugging Face model whose queries are watched and whose cache is thinned: the offline reference, never the server.
+"""A Hugging Face model whose queries are watched and whose cache is cut: the offline reference, never the server.
 
 Kept keys stay as they were rotated and new tokens get their logical positions, as on the server.
 """
@@ -160,8 +160,8 @@ class Reader:
         values = [layer.values[0] for layer in cache.layers]
         return Prefix((before.ids if before else []) + ids, keys, values, window, logits[0])
 
-    def continue_thinned(self, prefix: Prefix, kept: list[Kept], ids: list[int], start: int, last: int) -> torch.Tensor:
-        """Read tokens on each of several thinned caches at once.
+    def continue_reduced(self, prefix: Prefix, kept: list[Kept], ids: list[int], start: int, last: int) -> torch.Tensor:
+        """Read tokens on each of several reduced caches at once.
 
         Args:
             prefix: what was read before.

@@ -1,0 +1,1 @@
+"""Which policy keeps what a question needs: recall tasks, graded offline."""

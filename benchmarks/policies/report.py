@@ -23,7 +23,7 @@ SmolLM2-135M-Instruct in float32 on a CPU, one thread. Tasks, in the manner of R
 this model does not follow two). Everything is prefilled, one eviction event cuts the cache to 10 %, 20 % or 50 % of the
 tokens read, and the answer is read off what is left. *Visible*: the question ends the prompt, so the window of 16
 queries is the question. *Hidden*: the event comes after the passage and the question is asked then. The whole answer is
-scored on the thinned cache (on a server the first token still comes from the full one).
+scored on the reduced cache (on a server the first token still comes from the full one).
 
 Cells: exact match of the whole answer under greedy decoding, its 95 % Wilson interval, mean log-probability of the
 answer's tokens. Questions about one passage are not independent, so the Wilson intervals are somewhat too narrow; the

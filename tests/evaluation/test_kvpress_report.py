@@ -1,4 +1,4 @@
-"""benchmarks/kvpress: prompts fixed by their seeds, rows scored as the suite scores them."""
+"""benchmarks/kvpress: prompts fixed by their seeds, rows scored as nexus-sglang eval scores them."""
 
 import json
 import zlib

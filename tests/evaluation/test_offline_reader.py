@@ -1,10 +1,10 @@
-"""The offline reader on a tiny random model: thinned caches answer like masked attention."""
+"""The offline reader on a tiny random model: reduced caches answer like masked attention."""
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.offline.experiment import Contestant, answer_thinned, run_sample
+from benchmarks.offline.experiment import Contestant, answer_reduced, run_sample
 from benchmarks.offline.reader import Kept, Reader
 from benchmarks.offline.references import REFERENCES
 from nexus_sglang.config import NexusConfig, TokenAmount
@@ -63,16 +63,16 @@ def masked(ids, new, dropped):
         return model(torch.tensor([ids]), attention_mask=mask[None, None]).logits[0, -new:]
 
 
-def test_a_thinned_cache_is_masked_attention(reader):
+def test_a_reduced_cache_is_masked_attention(reader):
     prefix = reader.read(IDS)
     question = [5, 6, 7, 8]
     kept = torch.cat((torch.arange(32), torch.arange(96, 128), torch.arange(170, 230)))
     dropped = sorted(set(range(230)) - set(kept.tolist()))
     short = Kept.shared(kept, LAYERS, KV)
     everything = Kept.shared(torch.arange(230), LAYERS, KV)
-    alone = reader.continue_thinned(prefix, [short], question, 230, 4)[0]
+    alone = reader.continue_reduced(prefix, [short], question, 230, 4)[0]
     assert torch.allclose(alone, masked(IDS + question, 4, dropped), atol=1e-3)
-    both = reader.continue_thinned(prefix, [everything, short], question, 230, 4)  # the second is padded
+    both = reader.continue_reduced(prefix, [everything, short], question, 230, 4)  # the second is padded
     assert torch.allclose(both[1], alone, atol=1e-4)
     assert torch.allclose(both[0], reader.read(question, prefix, last=4).logits, atol=1e-4)
     assert short.count() == 124 and short.key() == Kept.shared(kept.clone(), LAYERS, KV).key() != everything.key()
@@ -82,7 +82,7 @@ def test_visible_reads_the_last_token_again(reader):
     prefix = reader.read(IDS)
     everything = Kept.shared(torch.arange(230), LAYERS, KV)
     answer = [int(prefix.logits[-1].argmax()), 3]
-    score = answer_thinned(reader, prefix, {"all": everything}, None, answer)["all"]
+    score = answer_reduced(reader, prefix, {"all": everything}, None, answer)["all"]
     direct = torch.cat((prefix.logits, reader.read(answer[:1], prefix).logits)).log_softmax(dim=-1)
     assert score.logprob == pytest.approx(float(direct[[0, 1], answer].mean()), abs=1e-4)
 
