@@ -40,7 +40,8 @@ class Serving:
     """Stands in for ``OpenAIServingChat``: one id per character of what ``template`` renders."""
 
     def __init__(self, template):
-        self.template, self.rendered = template, 0
+        self.template = template
+        self.rendered = 0
 
     def text(self, request) -> str:
         tools = [t.model_dump() for t in request.tools] if request.tools and request.tool_choice != "none" else None
@@ -103,7 +104,8 @@ def test_a_conversation_without_a_user_message_is_pinned_too():
 
 
 def test_a_prefix_is_rendered_once_and_the_memory_is_bounded():
-    serving, prefixes = Serving(chatml), chat_pins.Prefixes(size=2)
+    serving = Serving(chatml)
+    prefixes = chat_pins.Prefixes(size=2)
     for question in ("one", "two", "three"):
         pinned(serving, chat([RULES, {"role": "user", "content": question}]), prefixes)
     assert serving.rendered == 1
@@ -166,7 +168,8 @@ def hook(monkeypatch):
     def run(custom=None, serving=None, **settings):
         config = NexusConfig("nexus", **settings)
         monkeypatch.setenv(carrier.VARIABLE, config.to_json())
-        request, serving = chat([RULES, HELLO]), serving or Serving(chatml)
+        request = chat([RULES, HELLO])
+        serving = serving or Serving(chatml)
         generate = SimpleNamespace(
             sampling_params={"custom_params": custom}, input_ids=[ord(c) for c in Serving(chatml).text(request)]
         )
@@ -225,7 +228,8 @@ def test_the_responses_endpoint_pins_through_the_chat_request_it_makes(monkeypat
 
     monkeypatch.setattr(chat_pins, "_prefixes", chat_pins.Prefixes())
     monkeypatch.setenv(carrier.VARIABLE, NexusConfig("nexus").to_json())
-    serving, request = Responses(), chat([RULES, HELLO])
+    serving = Responses()
+    request = chat([RULES, HELLO])
     ids = serving._process_messages(request, False).prompt_ids
     first, second = (SimpleNamespace(sampling_params={}, input_ids=ids) for _ in range(2))
     chat_pins.pin_responses(serving, "id", ids, first, first.sampling_params, None)

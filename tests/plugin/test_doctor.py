@@ -51,8 +51,11 @@ def test_another_sglang(report, monkeypatch):
     status, found, text = report()
     assert status == 1 and "1 fault" in text
     assert found["sglang"] == (
-        "sglang", "FAULT", "sglang 0.5.24 is installed, the hooks fit 0.5.23 only", "pip install 'sglang==0.5.23'",
-    )  # fmt: skip
+        "sglang",
+        "FAULT",
+        "sglang 0.5.24 is installed, the hooks fit 0.5.23 only",
+        "pip install 'sglang==0.5.23'",
+    )
 
 
 def test_a_hooked_function_that_changed(report, monkeypatch):
@@ -84,12 +87,15 @@ def test_a_function_that_was_edited_is_no_fault(report, monkeypatch):
     ]
 
 
-@pytest.mark.parametrize("variable, value, what, way_out", [
-    ("SGLANG_PLUGINS", "other", "plugin", "add nexus"),
-    ("SGLANG_PLATFORM", "other", "plugin", "unset it"),
-    ("SGLANG_RUST_SERVER", "1", "environment", "unset it"),
-    ("NEXUS_SGLANG_KERNELS", "fast", "kernels", "unset NEXUS_SGLANG_KERNELS"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "variable, value, what, way_out",
+    [
+        ("SGLANG_PLUGINS", "other", "plugin", "add nexus"),
+        ("SGLANG_PLATFORM", "other", "plugin", "unset it"),
+        ("SGLANG_RUST_SERVER", "1", "environment", "unset it"),
+        ("NEXUS_SGLANG_KERNELS", "fast", "kernels", "unset NEXUS_SGLANG_KERNELS"),
+    ],
+)
 def test_variables_that_keep_it_from_serving(report, monkeypatch, variable, value, what, way_out):
     monkeypatch.setenv(variable, value)
     status, found, _ = report()

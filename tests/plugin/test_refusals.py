@@ -18,19 +18,36 @@ from nexus_sglang.sglang_plugin.launcher.refusals import (
 from nexus_sglang.sglang_plugin.scheduler.built_check import refuse_layer, refuse_pool
 
 BAD = {
-    "--disaggregation-mode": "prefill", "--kv-canary": "log", "--kv-cache-dtype": "fp8_e4m3", "--page-size": 16,
+    "--disaggregation-mode": "prefill",
+    "--kv-canary": "log",
+    "--kv-cache-dtype": "fp8_e4m3",
+    "--page-size": 16,
     "--cuda-graph-backend-prefill": "full",
-    "--pp-size": 2, "--dcp-size": 2, "--attn-cp-size": 2, "--tokenizer-worker-num": 2,
-}  # fmt: skip
+    "--pp-size": 2,
+    "--dcp-size": 2,
+    "--attn-cp-size": 2,
+    "--tokenizer-worker-num": 2,
+}
 
 
 def arguments(**changes):
     fields = {rule.flag[2:].replace("-", "_"): None for rule in REFUSALS}
     fields.update(
-        disaggregation_mode="null", kv_canary="none", kv_cache_dtype="auto", page_size=1, pp_size=1, tp_size=1,
-        dcp_size=1, attn_cp_size=1, tokenizer_worker_num=1, attention_backend="torch_native",
-        prefill_attention_backend=None, decode_attention_backend=None, device="cuda", grpc_mode=False,
-    )  # fmt: skip
+        disaggregation_mode="null",
+        kv_canary="none",
+        kv_cache_dtype="auto",
+        page_size=1,
+        pp_size=1,
+        tp_size=1,
+        dcp_size=1,
+        attn_cp_size=1,
+        tokenizer_worker_num=1,
+        attention_backend="torch_native",
+        prefill_attention_backend=None,
+        decode_attention_backend=None,
+        device="cuda",
+        grpc_mode=False,
+    )
     return SimpleNamespace(**{**fields, **changes})
 
 
@@ -87,12 +104,15 @@ def test_what_is_refused_exists():
     assert all(hasattr(envs, variable) for variable in VARIABLES)
 
 
-@pytest.mark.parametrize("default, flashinfer, chosen", [
-    ("fa3", True, "flashinfer"),
-    ("trtllm_mha", False, "triton"),
-    ("flashinfer", True, None),
-    ("torch_native", False, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "default, flashinfer, chosen",
+    [
+        ("fa3", True, "flashinfer"),
+        ("trtllm_mha", False, "triton"),
+        ("flashinfer", True, None),
+        ("torch_native", False, None),
+    ],
+)
 def test_a_default_without_a_reader_is_replaced(default, flashinfer, chosen, monkeypatch, caplog):
     from sglang.srt import runtime_context
     from sglang.srt.arg_groups import model_override_base as resolution
@@ -102,14 +122,18 @@ def test_a_default_without_a_reader_is_replaced(default, flashinfer, chosen, mon
     monkeypatch.setattr(resolution, "use_mla_backend", lambda args: False)
     monkeypatch.setattr(runtime_context, "get_platform", lambda: SimpleNamespace(has_flashinfer=flashinfer))
     seen = []
-    look = lambda args: seen.append(resolution.resolving_view(args).attention_backend)  # noqa: E731
+
+    def look(args):
+        seen.append(resolution.resolving_view(args).attention_backend)
+
     for config, given, expected in (
         (object(), None, chosen),
         (object(), "torch_native", "torch_native"),
         (None, None, None),
     ):
-        args = SimpleNamespace(_nexus_config=config, attention_backend=given, prefill_attention_backend=None,
-                               decode_attention_backend=None)  # fmt: skip
+        args = SimpleNamespace(
+            _nexus_config=config, attention_backend=given, prefill_attention_backend=None, decode_attention_backend=None
+        )
         caplog.clear()
         choose_backend(args, look)
         assert seen.pop() == expected
@@ -117,15 +141,18 @@ def test_a_default_without_a_reader_is_replaced(default, flashinfer, chosen, mon
         assert replaced == (expected == chosen and chosen is not None)
 
 
-@pytest.mark.parametrize("changes, word", [
-    ({"is_hybrid_swa": True}, "sliding window"),
-    ({"sliding_window_size": 4096}, "sliding window"),
-    ({"attention_arch": SimpleNamespace(name="MLA")}, "MLA"),
-    ({"is_encoder_decoder": True}, "encoder-decoder"),
-    ({"is_multimodal": True}, "multimodal"),
-    ({"has_attention_sinks": True}, "attention sinks"),
-    ({"is_generation": False}, "does not generate"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes, word",
+    [
+        ({"is_hybrid_swa": True}, "sliding window"),
+        ({"sliding_window_size": 4096}, "sliding window"),
+        ({"attention_arch": SimpleNamespace(name="MLA")}, "MLA"),
+        ({"is_encoder_decoder": True}, "encoder-decoder"),
+        ({"is_multimodal": True}, "multimodal"),
+        ({"has_attention_sinks": True}, "attention sinks"),
+        ({"is_generation": False}, "does not generate"),
+    ],
+)
 def test_models(changes, word):
     model = SimpleNamespace(hf_config=SimpleNamespace(architectures=["SomeModel"]), **changes)
     with pytest.raises(ConfigError, match=f"SomeModel.*{word}|SomeModel: it {word}"):
@@ -133,8 +160,13 @@ def test_models(changes, word):
 
 
 def test_layers():
-    plain = dict(is_cross_attention=False, sliding_window_size=-1, logit_cap=0.0,
-                 attn_type=SimpleNamespace(value="decoder"), layer_id=3)  # fmt: skip
+    plain = dict(
+        is_cross_attention=False,
+        sliding_window_size=-1,
+        logit_cap=0.0,
+        attn_type=SimpleNamespace(value="decoder"),
+        layer_id=3,
+    )
     refuse_layer(SimpleNamespace(**plain))
     with pytest.raises(ConfigError, match="layer 3 has a sliding window of 128"):
         refuse_layer(SimpleNamespace(**{**plain, "sliding_window_size": 128}))
@@ -146,6 +178,7 @@ def test_layers():
 
 
 def test_a_pool_that_the_checkpoint_quantises_is_refused():
-    refuse_pool(torch.bfloat16), refuse_pool(torch.float32)
+    refuse_pool(torch.bfloat16)
+    refuse_pool(torch.float32)
     with pytest.raises(ConfigError, match="torch.float8_e4m3fn.*Recipe: --kv-cache-dtype bfloat16"):
         refuse_pool(torch.float8_e4m3fn)

@@ -12,19 +12,27 @@ from nexus_sglang.errors import ConfigError
 from nexus_sglang.kv_slots.capacity import affordable_requests, request_memory, side_memory, virtual_size
 from nexus_sglang.sglang_plugin.scheduler import reserve
 
-CELL, CONTEXT = 131_072, 32_768
+CELL = 131_072
+CONTEXT = 32_768
 
 
 def configurator(requests: int, device: str = "cuda"):
     """An 8B model: 32 layers of 32 query and 8 key heads."""
     model = SimpleNamespace(
-        context_len=CONTEXT, num_hidden_layers=32, get_max_num_attention_heads=lambda: 32, head_dim=128,
+        context_len=CONTEXT,
+        num_hidden_layers=32,
+        get_max_num_attention_heads=lambda: 32,
+        head_dim=128,
         get_num_kv_heads=lambda ranks: 8 // ranks,
-    )  # fmt: skip
+    )
     return SimpleNamespace(
-        device=device, model_config=model, model_dtype=torch.bfloat16, resolve_max_num_reqs=lambda tokens: requests,
-        config_from_budget=lambda size: SimpleNamespace(max_total_num_tokens=size // CELL), kv_cache_dtype=torch.bfloat16,
-    )  # fmt: skip
+        device=device,
+        model_config=model,
+        model_dtype=torch.bfloat16,
+        resolve_max_num_reqs=lambda tokens: requests,
+        config_from_budget=lambda size: SimpleNamespace(max_total_num_tokens=size // CELL),
+        kv_cache_dtype=torch.bfloat16,
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -95,8 +95,10 @@ def test_a_changed_reader_of_what_is_replaced_is_named_once(registry, monkeypatc
 def test_a_changed_method_under_an_overriding_class_is_named(registry, monkeypatch, caplog):
     known = recorded()
     methods = known["overridden"]["scheduler.tree.NexusTreeCore"]
-    split, insert = (f"mem_cache.unified_cache.unified_tree_core.UnifiedTreeCore.{name}" for name in
-                     ("_split_node", "_insert_overlap_step"))  # fmt: skip
+    split, insert = (
+        f"mem_cache.unified_cache.unified_tree_core.UnifiedTreeCore.{name}"
+        for name in ("_split_node", "_insert_overlap_step")
+    )
     methods[split]["parameters"] = ["self", "key"]
     methods[insert]["body"] = "0"
     monkeypatch.setattr(installer, "recorded", lambda: known)

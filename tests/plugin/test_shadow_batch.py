@@ -15,8 +15,14 @@ from nexus_sglang.sglang_plugin.attention.shadow_batch import RowsPool, shadow_b
 
 
 def decode_batch(lengths, lanes, **fields):
-    return SimpleNamespace(batch_size=lanes, seq_lens=torch.tensor(lengths, dtype=torch.int32), seq_lens_cpu=None,
-                           seq_lens_sum=None, orig_seq_lens=torch.tensor(lengths), **fields)  # fmt: skip
+    return SimpleNamespace(
+        batch_size=lanes,
+        seq_lens=torch.tensor(lengths, dtype=torch.int32),
+        seq_lens_cpu=None,
+        seq_lens_sum=None,
+        orig_seq_lens=torch.tensor(lengths),
+        **fields,
+    )
 
 
 @given(live=st.lists(st.integers(1, 500), min_size=1, max_size=8), padding=st.integers(0, 3), seed=st.randoms())
@@ -35,20 +41,27 @@ def test_host_and_device_lengths_agree(live, padding, seed):
 
 
 def test_prefixes_are_what_is_resident_before_the_new_tokens():
-    fields = dict(extend_prefix_lens=torch.tensor([90, 0], dtype=torch.int32), extend_prefix_lens_cpu=[90, 0],
-                  extend_seq_lens=torch.tensor([10, 7]), extend_seq_lens_cpu=[10, 7])  # fmt: skip
+    fields = dict(
+        extend_prefix_lens=torch.tensor([90, 0], dtype=torch.int32),
+        extend_prefix_lens_cpu=[90, 0],
+        extend_seq_lens=torch.tensor([10, 7]),
+        extend_seq_lens_cpu=[10, 7],
+    )
     batch = decode_batch([100, 7], 2, **fields)
     out = shadow_batch(batch, [3, 1], [0, 7, 0, 25], padding=1)
     assert out.extend_prefix_lens.tolist() == out.extend_prefix_lens_cpu == [15, 0]
     assert out.extend_seq_lens is batch.extend_seq_lens and batch.extend_prefix_lens_cpu == [90, 0]
 
 
-@pytest.mark.parametrize("lanes, live, extend", [
-    ([1, 2], [0, 5, 5], None),  # more requests than the batch has
-    ([1], [0, 0], None),  # a request without a token
-    ([1], [0, 5], [6]),  # fewer tokens than are new
-    ([1], [0, 5], [2, 2]),  # a prefill of other requests
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "lanes, live, extend",
+    [
+        ([1, 2], [0, 5, 5], None),  # more requests than the batch has
+        ([1], [0, 0], None),  # a request without a token
+        ([1], [0, 5], [6]),  # fewer tokens than are new
+        ([1], [0, 5], [2, 2]),  # a prefill of other requests
+    ],
+)
 def test_what_does_not_fit_is_refused(lanes, live, extend):
     fields = {} if extend is None else {"extend_prefix_lens": torch.zeros(1), "extend_seq_lens_cpu": extend}
     with pytest.raises(ShadowError):
@@ -69,13 +82,17 @@ def runner_of(backend, slots):
     translator = SimpleNamespace(req_to_token=torch.ones(2, 2), reads_are_translated=False)
     runtime = SimpleNamespace(rows=SimpleNamespace(slots=slots))
     return SimpleNamespace(
-        attn_backend=backend, decode_attn_backend=None, decode_attn_backend_group=[],
-        kv_index_translator=translator, token_to_kv_pool_allocator=SimpleNamespace(runtime=runtime),
-    )  # fmt: skip
+        attn_backend=backend,
+        decode_attn_backend=None,
+        decode_attn_backend_group=[],
+        kv_index_translator=translator,
+        token_to_kv_pool_allocator=SimpleNamespace(runtime=runtime),
+    )
 
 
 def test_both_halves_of_a_mixed_backend_get_rows():
-    slots, pool = torch.zeros(2, 2), SimpleNamespace(req_to_token=torch.ones(2, 2), size=1)
+    slots = torch.zeros(2, 2)
+    pool = SimpleNamespace(req_to_token=torch.ones(2, 2), size=1)
     prefill = named("FlashInferAttnBackend", req_to_token_pool=pool)
     decode = named("TritonAttnBackend", req_to_token_pool=pool, req_to_token=pool.req_to_token)
     runner = runner_of(named("HybridAttnBackend", prefill_backend=prefill, decode_backend=decode), slots)
