@@ -109,7 +109,8 @@ def test_help_texts_name_what_exists(helps, parse):
 
 def test_every_page_is_reached_from_the_index():
     """From the README, link by link."""
-    reached, todo = set(), ["README.md"]
+    reached = set()
+    todo = ["README.md"]
     while todo:
         page = todo.pop()
         if page in reached or page not in PAGES:
@@ -149,12 +150,13 @@ def test_the_policy_of_contributing_is_one(tmp_path, monkeypatch, capsys):
 
 # -- every command of the README and of the help is run by a test ---------------------------------------
 
+CLI_TESTS = "tests/evaluation/test_cli.py"
 RUN_BY = {
     "make serve": "tests/server/test_make_serve.py::test_the_printed_request_is_answered_until_the_server_is_stopped",
     "make demo": "tests/server/test_readme_commands.py::test_make_demo",
     "make test": ".ci/run",
     "nexus-sglang doctor": "tests/plugin/test_doctor.py::test_a_healthy_installation",
-    "nexus-sglang model": "tests/evaluation/test_cli.py::test_second_call_reuses_the_folder_and_stdout_is_only_the_path",
+    "nexus-sglang model": f"{CLI_TESTS}::test_second_call_reuses_the_folder_and_stdout_is_only_the_path",
     "nexus-sglang policies": "tests/core/test_policy_registry.py::test_cli_lists_fields_defaults_and_sources",
     "nexus-sglang eval": "tests/server/test_readme_commands.py::test_eval_drives_a_running_server",
     "sglang serve": "tests/server/test_readme_commands.py::test_sglang_serve_takes_the_same_flags",

@@ -25,7 +25,8 @@ START_SECONDS = 400
 @pytest.fixture
 def served(model_path, tmp_path):
     """A running ``make serve``: its URL, and what it has printed."""
-    port, log = free_port(), tmp_path / "log"
+    port = free_port()
+    log = tmp_path / "log"
     command = ["make", "-o", "setup", "serve", f"VENV={sys.prefix}", f"PORT={port}", "ARGS=--skip-server-warmup"]
     with log.open("w") as out:
         process = subprocess.Popen(

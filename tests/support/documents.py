@@ -1,4 +1,7 @@
-"""What the project's pages and help texts name: commands, files, modules, links. Text in, sentences out, one for each fault."""
+"""What the project's pages and help texts name: commands, files, modules, links.
+
+Every check takes text and returns sentences, one for each fault.
+"""
 
 from __future__ import annotations
 
@@ -144,7 +147,7 @@ def _has(module: str, attribute: str) -> bool:
 def path_faults(page: str, text: str) -> list[Fault]:
     """Files and folders in backticks that are not there: below the root, beside the page, or in the package.
 
-    A folder that ends in a slash, and a name with a folder before it, count as paths; a bare file name may be the reader's.
+    A folder that ends in a slash, and a name with a folder before it, are paths; a bare file name may be the reader's.
     """
     faults = []
     places = (ROOT, (ROOT / page).parent, ROOT / "nexus_sglang")
