@@ -1,4 +1,4 @@
-"""Compact rows of many requests at once: evicted tokens left out, order kept."""
+"""Compact rows of many requests at once: the KV slots of their resident tokens, in order."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ def _compact_torch(
     positions: torch.Tensor,
     longest: int | None = None,
 ) -> torch.Tensor:
-    """Physical slots and positions of each row's mapped tokens.
+    """KV slots and positions of each row's resident tokens.
 
     Args:
-        virtual: int ``[R, width]``, virtual ids per row. lengths: int ``[R]``, tokens per row; the rest is ignored.
-        v2p: int64 ``[V + 1]``, 0 where evicted.
-        slots, positions: int32 ``[R, width]``, contiguous, written from the left; the rest stays as it was.
-        longest: at least the largest length, where the host knows one: less is launched. None: width.
+        virtual: int ``[R, width]``, virtual ids per row.
+        lengths: int ``[R]``, tokens per row; what stands behind them is ignored.
+        v2p: int64 ``[V + 1]``, the page table: a virtual id's KV slot, 0 where evicted.
+        slots: int32 ``[R, width]``, contiguous, written from the left; the rest stays as it was.
+        positions: int32 ``[R, width]``, contiguous, likewise: each resident token's position in its row.
+        longest: a bound of the lengths that the host knows, in tokens; the smaller, the less is launched. None: width.
 
     Returns:
         int64 ``[R]``: entries written per row.
@@ -44,9 +46,10 @@ def _compact_torch(
 )
 def _compact_kernel(
     v2p_ptr, virtual_ptr, lengths_ptr, ends_ptr, slots_ptr, positions_ptr, width, stride, tiles, TILE: tl.constexpr
-):  # fmt: skip
-    """``ends``: int64 ``[R, tiles]``, mapped tokens of the row up to the end of each tile."""
-    row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+):
+    """Write one tile of one row. ``ends``: int64 ``[R, tiles]``, resident tokens of the row up to each tile's end."""
+    row = tl.program_id(0).to(tl.int64)
+    tile = tl.program_id(1)
     length = tl.load(lengths_ptr + row).to(tl.int32)
     i = tile * TILE + tl.arange(0, TILE)
     virtual = tl.load(virtual_ptr + row * stride + i, mask=i < length, other=0)
@@ -57,7 +60,15 @@ def _compact_kernel(
     tl.store(positions_ptr + row * width + place, i, mask=physical > 0)
 
 
-def _compact_triton(virtual, lengths, v2p, slots, positions, longest=None):
+def _compact_triton(
+    virtual: torch.Tensor,
+    lengths: torch.Tensor,
+    v2p: torch.Tensor,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    longest: int | None = None,
+) -> torch.Tensor:
+    """As the reference: count each tile, sum the counts, write."""
     rows, width = virtual.shape
     if virtual.stride(1) != 1 or not (slots.is_contiguous() and positions.is_contiguous()):
         raise ValueError("a row of virtual ids must be contiguous, and so must slots and positions")
@@ -65,7 +76,8 @@ def _compact_triton(virtual, lengths, v2p, slots, positions, longest=None):
     if rows == 0 or tiles == 0:
         return torch.zeros(rows, dtype=torch.int64, device=v2p.device)
     counts = torch.empty((rows, tiles), dtype=torch.int32, device=v2p.device)
-    lengths, stride = lengths.contiguous(), virtual.stride(0)
+    lengths = lengths.contiguous()
+    stride = virtual.stride(0)
     count_mapped_kernel[(rows, tiles)](v2p, virtual, lengths, counts, width, stride, tiles, TILE=TILE)
     ends = counts.cumsum(1)
     _compact_kernel[(rows, tiles)](v2p, virtual, lengths, ends, slots, positions, width, stride, tiles, TILE=TILE)

@@ -5,12 +5,18 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from typing import Generic, ParamSpec, TypeVar
 
 import torch
 import triton
 
 VARIABLE = "NEXUS_SGLANG_KERNELS"
+"""The environment variable that forces one implementation."""
 CHOICES = ("torch", "triton")
+"""What it may be set to."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class KernelChoiceError(ValueError):
@@ -24,6 +30,9 @@ def interpreted() -> bool:
 
 def uses_triton(tensor: torch.Tensor) -> bool:
     """Whether work on this tensor is done by Triton: on CUDA, unless :data:`VARIABLE` says otherwise.
+
+    Args:
+        tensor: of any shape; its device decides.
 
     Raises:
         KernelChoiceError: naming the variable, its value and what would be legal.
@@ -41,20 +50,29 @@ def uses_triton(tensor: torch.Tensor) -> bool:
     return True
 
 
-def dispatch(reference: Callable, kernel: Callable) -> Callable:
-    """One function out of two of the same signature; the first tensor argument decides which runs.
+class Dispatched(Generic[P, R]):
+    """A function with two implementations; the first tensor among the arguments decides which runs.
 
-    Args:
-        reference: on torch; its docstring is the contract of both. kernel: launches Triton.
-
-    Returns:
-        The function, with both as attributes ``reference`` and ``kernel``.
+    Attributes:
+        reference: on torch; its docstring is the contract of both.
+        kernel: launches Triton; takes and returns the same.
     """
 
-    @functools.wraps(reference)
-    def run(*args, **kwargs):
-        tensor = next(value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
-        return (kernel if uses_triton(tensor) else reference)(*args, **kwargs)
+    def __init__(self, reference: Callable[P, R], kernel: Callable[P, R]):
+        functools.update_wrapper(self, reference)
+        self.reference = reference
+        self.kernel = kernel
 
-    run.reference, run.kernel = reference, kernel
-    return run
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        tensor = next(value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
+        return (self.kernel if uses_triton(tensor) else self.reference)(*args, **kwargs)
+
+
+def dispatch(reference: Callable[P, R], kernel: Callable[P, R]) -> Dispatched[P, R]:
+    """One function out of a torch reference and a Triton launcher of the same signature.
+
+    Args:
+        reference: on torch; its docstring is the contract of both.
+        kernel: launches Triton.
+    """
+    return Dispatched(reference, kernel)

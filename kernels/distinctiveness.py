@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -12,8 +13,14 @@ from .block_attention import MAX_BLOCK_SIZE
 from .dispatch import dispatch
 from .layers import layer_pool, layer_table, same_layout
 
-_TILE, _SPLIT, _SPLITS = 64, 512, 64  # tokens per step; fewest per program of the first pass, and most programs
-_AT_ONCE = 2**26  # numbers the reference turns into single precision at a time: long sequences go by heads
+_TILE = 64
+"""Tokens a program takes per step."""
+_SPLIT = 512
+"""Fewest tokens per program of the first pass."""
+_SPLITS = 64
+"""Most programs of the first pass, per head and layer."""
+_AT_ONCE = 2**26
+"""Numbers the reference turns into single precision at a time: long sequences go by heads."""
 
 
 def token_distinctiveness(vectors: torch.Tensor) -> torch.Tensor:
@@ -26,7 +33,7 @@ def token_distinctiveness(vectors: torch.Tensor) -> torch.Tensor:
         float32 ``[T]`` in [0, 2]: 1 - cos(vector, mean of unit vectors), mean over heads.
     """
     tokens, heads, dim = vectors.shape
-    alike = 0
+    alike = torch.zeros(tokens, dtype=torch.float32, device=vectors.device)
     for part in vectors.split(max(1, _AT_ONCE // max(tokens * dim, 1)), dim=1):
         unit = torch.nn.functional.normalize(part.float(), dim=-1)
         anchor = torch.nn.functional.normalize(unit.mean(dim=0, keepdim=True), dim=-1)
@@ -35,7 +42,15 @@ def token_distinctiveness(vectors: torch.Tensor) -> torch.Tensor:
 
 
 def block_sums(per_token: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """``[T, ..]`` summed over blocks to ``[N, ..]``, in order and without atomics; ``tokens``: int64 ``[N]``, per block."""
+    """Sum what tokens have over their blocks, in order and without atomics.
+
+    Args:
+        per_token: float ``[T, ..]``, block after block.
+        tokens: int64 ``[N]``, how many of them each block has.
+
+    Returns:
+        float ``[N, ..]``.
+    """
     return torch.segment_reduce(per_token, "sum", lengths=tokens, axis=0, unsafe=True)  # unsafe: lengths go unchecked
 
 
@@ -45,9 +60,10 @@ def _distinctiveness_torch(
     """:func:`token_distinctiveness` of the resident tokens, mean over each block, per layer.
 
     Args:
-        pools: per layer ``[physical slots, Hkv, D]``, keys or values, all of one layout.
-        slots: int ``[T]``, where each resident token's is.
-        starts: int32 ``[N + 1]``, where in ``slots`` each block begins, and T. block_size: most tokens of a block.
+        pools: per layer ``[KV slots, Hkv, D]``, keys or values, all of one layout.
+        slots: int ``[T]``, each resident token's KV slot.
+        starts: int32 ``[N + 1]``, where in ``slots`` each block begins, and T.
+        block_size: most tokens of a block.
 
     Returns:
         float32 ``[L, N]``; 0 for a block without tokens.
@@ -56,7 +72,8 @@ def _distinctiveness_torch(
         ValueError: layers of different layouts.
     """
     same_layout(pools)
-    tokens, slots = starts.long().diff(), slots.long()
+    tokens = starts.long().diff()
+    slots = slots.long()
     sums = [block_sums(token_distinctiveness(pool[slots]), tokens) for pool in pools]
     return torch.stack(sums) / tokens.clamp_min(1)
 
@@ -75,11 +92,25 @@ def _load_vectors(pool_ptr, slots_ptr, t, inside, head, stride_s, stride_h, DIM:
 
 @triton.jit(do_not_specialize=["tokens", "split_size", "layers"])
 def _directions_kernel(
-    pools_ptr, slots_ptr, partial_ptr, tokens, split_size, layers, stride_s, stride_h, HEADS: tl.constexpr, DIM: tl.constexpr,
-    DIM_P: tl.constexpr, TILE: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr,
-):  # fmt: skip
-    """Sum of unit vectors over one split of the tokens, for one head of one layer: float32 ``[splits, L, Hkv, DIM_P]``."""
-    head, split, layer = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    pools_ptr,
+    slots_ptr,
+    partial_ptr,
+    tokens,
+    split_size,
+    layers,
+    stride_s,
+    stride_h,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_P: tl.constexpr,
+    TILE: tl.constexpr,
+    DTYPE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """Sum of unit vectors over a split of the tokens, for a head of a layer: float32 ``[splits, L, Hkv, DIM_P]``."""
+    head = tl.program_id(0)
+    split = tl.program_id(1)
+    layer = tl.program_id(2)
     pool_ptr = layer_pool(pools_ptr, layer, DTYPE, ALIGNED)
     total = tl.zeros((DIM_P,), tl.float32)
     for start in range(split * split_size, tl.minimum((split + 1) * split_size, tokens), TILE):
@@ -103,10 +134,22 @@ def _anchor_kernel(partial_ptr, anchor_ptr, splits, tokens, vectors, DIM_P: tl.c
 
 @triton.jit(do_not_specialize=["blocks"])
 def _distinctiveness_kernel(
-    pools_ptr, slots_ptr, starts_ptr, anchor_ptr, out_ptr, blocks, stride_s, stride_h, HEADS: tl.constexpr,
-    DIM: tl.constexpr, DIM_P: tl.constexpr, BLOCK_P: tl.constexpr, BLOCKS_TILE: tl.constexpr, DTYPE: tl.constexpr,
+    pools_ptr,
+    slots_ptr,
+    starts_ptr,
+    anchor_ptr,
+    out_ptr,
+    blocks,
+    stride_s,
+    stride_h,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_P: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCKS_TILE: tl.constexpr,
+    DTYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
-):  # fmt: skip
+):
     """Means of a few blocks over all heads of one layer: float32 ``[L, N]``."""
     layer = tl.program_id(1)
     pool_ptr = layer_pool(pools_ptr, layer, DTYPE, ALIGNED)
@@ -129,30 +172,35 @@ def _distinctiveness_kernel(
 def _distinctiveness_triton(
     pools: Sequence[torch.Tensor], slots: torch.Tensor, starts: torch.Tensor, block_size: int
 ) -> torch.Tensor:
+    """As the reference, in three passes: sums of unit vectors per split, mean directions, means per block."""
     if block_size > MAX_BLOCK_SIZE:  # a block is one tile
         return _distinctiveness_torch(pools, slots, starts, block_size)
-    pool, (table, typed) = pools[0], layer_table(pools)
+    pool = pools[0]
+    table, typed = layer_table(pools)
     if pool.stride(-1) != 1:
         raise ValueError(f"pools of strides {pool.stride()}: a head's vector must be contiguous")
-    layers, tokens, blocks, (_, heads, dim) = len(pools), len(slots), len(starts) - 1, pool.shape
-    dim_p, block_p = triton.next_power_of_2(dim), triton.next_power_of_2(block_size)
+    layers = len(pools)
+    tokens = len(slots)
+    blocks = len(starts) - 1
+    _, heads, dim = pool.shape
+    dim_p = triton.next_power_of_2(dim)
+    block_p = triton.next_power_of_2(block_size)
     split = _SPLIT * max(1, triton.cdiv(tokens, _SPLIT * _SPLITS))
-    new = lambda *shape: torch.empty(shape, dtype=torch.float32, device=pool.device)  # noqa: E731
-    partial, anchor, out = (
-        new(triton.cdiv(tokens, split), layers, heads, dim_p),
-        new(layers, heads, dim_p),
-        new(layers, blocks),
-    )
-    slots, strides = slots.contiguous(), (pool.stride(0), pool.stride(1))
+    new = functools.partial(torch.empty, dtype=torch.float32, device=pool.device)
+    partial = new((triton.cdiv(tokens, split), layers, heads, dim_p))
+    anchor = new((layers, heads, dim_p))
+    out = new((layers, blocks))
+    slots = slots.contiguous()
+    strides = (pool.stride(0), pool.stride(1))
     sizes = {"HEADS": heads, "DIM": dim, "DIM_P": dim_p, **typed}
     _directions_kernel[(heads, len(partial), layers)](
         table, slots, partial, tokens, split, layers, *strides, TILE=_TILE, **sizes
-    )  # fmt: skip
+    )
     _anchor_kernel[(layers * heads,)](partial, anchor, len(partial), tokens, layers * heads, DIM_P=dim_p)
     tile = max(_TILE // block_p, 1)
     _distinctiveness_kernel[(triton.cdiv(blocks, tile), layers)](
         table, slots, starts, anchor, out, blocks, *strides, BLOCK_P=block_p, BLOCKS_TILE=tile, **sizes
-    )  # fmt: skip
+    )
     return out
 
 

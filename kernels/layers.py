@@ -11,12 +11,19 @@ import triton
 import triton.language as tl
 
 _REMEMBERED = 64
+"""Tables kept: a server asks for the same two pools, keys and values, at every event."""
 _tables: OrderedDict[tuple, tuple[torch.Tensor, dict[str, Any]]] = OrderedDict()
-"""A server asks for the same two pools at every event."""
 
 
 def same_layout(pools: Sequence[torch.Tensor]) -> None:
-    """Raise ValueError where a layer's buffer differs from the first in shape, strides, dtype or device."""
+    """Check that one table can serve all layers.
+
+    Args:
+        pools: per layer its buffer.
+
+    Raises:
+        ValueError: a layer's buffer differs from the first in shape, strides, dtype or device.
+    """
     first, *others = ((tuple(p.shape), p.stride(), p.dtype, p.device) for p in pools)
     for layer, other in enumerate(others, start=1):
         if other != first:
@@ -24,12 +31,19 @@ def same_layout(pools: Sequence[torch.Tensor]) -> None:
 
 
 def layer_table(pools: Sequence[torch.Tensor]) -> tuple[torch.Tensor, dict[str, Any]]:
-    """What :func:`layer_pool` needs: int64 ``[L]`` on the pools' device, and its compile-time arguments.
+    """What :func:`layer_pool` needs to find a layer's buffer.
+
+    Args:
+        pools: per layer its buffer, all of one layout.
+
+    Returns:
+        int64 ``[L]``, the buffers' addresses, on the pools' device; and the kernel's compile-time arguments.
 
     Raises:
         ValueError: layers of different layouts.
     """
-    first, at = pools[0], tuple(pool.data_ptr() for pool in pools)
+    first = pools[0]
+    at = tuple(pool.data_ptr() for pool in pools)
     key = (at, first.shape, first.stride(), first.dtype, first.device)
     if key not in _tables:
         same_layout(pools)
@@ -43,7 +57,7 @@ def layer_table(pools: Sequence[torch.Tensor]) -> tuple[torch.Tensor, dict[str, 
 
 @triton.jit
 def layer_pool(pools_ptr, layer, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
-    """Pointer to one layer's buffer."""
+    """Pointer to one layer's buffer, from the table of :func:`layer_table`."""
     pool_ptr = tl.load(pools_ptr + layer).to(tl.pointer_type(DTYPE))
     if ALIGNED:  # lets the compiler read 16 bytes at a time, as it would from a tensor's own pointer
         pool_ptr = tl.multiple_of(pool_ptr, 16)

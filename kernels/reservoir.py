@@ -20,16 +20,20 @@ import triton.language as tl
 from .dispatch import dispatch
 
 LAWS = ("exponential-keys", "sequential-poisson")
+"""Sampling laws of :data:`priorities`."""
 _LOW = 0xFFFFFFFF
-_TILE, _RANK_TILE = 256, 64
+_TILE = 256
+_RANK_TILE = 64
 
 
 def _draw_torch(seed: int, identity: torch.Tensor, events: torch.Tensor, draws: int) -> torch.Tensor:
     """Uniform numbers strictly inside (0, 1): Philox 4x32-10 (Salmon et al., SC 2011), first word.
 
     Args:
-        seed: the key, 64 bits. identity: int64 ``[B, N]``, what each block is: counter words 0 and 1.
-        events: int64 ``[B]``, which event of its sequence this is: word 2. draws: n; the draw's number is word 3.
+        seed: the key, 64 bits.
+        identity: int64 ``[B, N]``, a hash of each block's tokens and position: counter words 0 and 1.
+        events: int64 ``[B]``, each sequence's length at this event in tokens: word 2.
+        draws: n, numbers per block; the draw's number is word 3.
 
     Returns:
         float64 ``[B, n, N]``, ``(word + 0.5) / 2**32``: the same bits everywhere.
@@ -37,12 +41,18 @@ def _draw_torch(seed: int, identity: torch.Tensor, events: torch.Tensor, draws: 
     number = torch.arange(draws, dtype=torch.int64, device=identity.device)[None, :, None]
     words = (identity[:, None] & _LOW, (identity[:, None] >> 32) & _LOW, events[:, None, None] & _LOW, number)
     c0, c1, c2, c3 = torch.broadcast_tensors(*words)
-    k0, k1 = seed & _LOW, (seed >> 32) & _LOW
+    k0 = seed & _LOW
+    k1 = (seed >> 32) & _LOW
     for _ in range(10):
-        # The product wraps in int64, but its 64 bits are those of the unsigned product.
-        p0, p1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
-        c0, c1, c2, c3 = ((p1 >> 32) & _LOW) ^ c1 ^ k0, p1 & _LOW, ((p0 >> 32) & _LOW) ^ c3 ^ k1, p0 & _LOW
-        k0, k1 = (k0 + 0x9E3779B9) & _LOW, (k1 + 0xBB67AE85) & _LOW
+        # The products wrap in int64, but their 64 bits are those of the unsigned products.
+        p0 = c0 * 0xD2511F53
+        p1 = c2 * 0xCD9E8D57
+        c0 = ((p1 >> 32) & _LOW) ^ c1 ^ k0
+        c2 = ((p0 >> 32) & _LOW) ^ c3 ^ k1
+        c1 = p1 & _LOW
+        c3 = p0 & _LOW
+        k0 = (k0 + 0x9E3779B9) & _LOW
+        k1 = (k1 + 0xBB67AE85) & _LOW
     return (c0.double() + 0.5) * 2.0**-32
 
 
@@ -56,14 +66,20 @@ def _priorities_torch(
     draws: int = 1,
     beta: float = 1.0,
 ) -> torch.Tensor:
-    """Log priorities of weighted sampling; the largest are kept.
+    """Priorities of weighted sampling without replacement, in logs; the largest are kept.
 
-    ``exponential-keys``: log of the mean over draws of ``u**(1/w)`` (arXiv 2606.23961; one draw is Efraimidis-Spirakis
-    2006). ``sequential-poisson``: log of ``w**beta / u``, first draw only (Ohlsson 1998).
+    ``exponential-keys``: log of the mean over the draws of ``u**(1/w)`` (arXiv 2606.23961; one draw is
+    Efraimidis-Spirakis 2006). ``sequential-poisson``: log of ``w**beta / u`` (Ohlsson 1998; Duffield, Lund, Thorup
+    2007).
 
     Args:
-        weights: float ``[B, N]``, non-negative. identity, events, seed, draws: as for the draws.
-        lengths: int ``[B]``, blocks there are; the rest is padding. law: one of :data:`LAWS`.
+        weights: float ``[B, N]``, non-negative.
+        identity: int64 ``[B, N]``, as for :data:`draw`.
+        events: int64 ``[B]``, as for :data:`draw`.
+        lengths: int ``[B]``, blocks of each request; the rest is padding.
+        seed: 64 bits, as for :data:`draw`.
+        law: one of :data:`LAWS`.
+        draws: uniform numbers per block that exponential keys average; sequential Poisson takes the first.
         beta: sharpness of sequential Poisson.
 
     Returns:
@@ -73,7 +89,8 @@ def _priorities_torch(
         ValueError: an unknown law.
     """
     _check_law(law)
-    w, log_u = weights.double(), _draw_torch(seed, identity, events, draws if law == "exponential-keys" else 1).log()
+    w = weights.double()
+    log_u = _draw_torch(seed, identity, events, draws if law == "exponential-keys" else 1).log()
     if law == "exponential-keys":
         keys = torch.logsumexp(log_u / w.clamp_min(1e-300)[:, None], dim=1) - math.log(draws)
         keys = torch.where(w > 0, keys, -torch.inf)
@@ -84,13 +101,15 @@ def _priorities_torch(
 
 
 def _ranks_torch(values: torch.Tensor, eligible: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Place of each eligible block in descending order, from 0; among equals the newer (higher index) comes first.
+    """Place of each eligible block in descending order; among equals the newer (higher index) comes first.
 
     Args:
-        values: float64 ``[B, N]``, no NaN. eligible: bool ``[B, N]``. lengths: int ``[B]``; the rest is padding.
+        values: float64 ``[B, N]``, no NaN.
+        eligible: bool ``[B, N]``; other blocks take no place.
+        lengths: int ``[B]``, blocks of each request; the rest is padding.
 
     Returns:
-        int32 ``[B, N]``; N where a block is not eligible or padding.
+        int32 ``[B, N]``, from 0; N where a block is not eligible or padding.
     """
     n = values.shape[1]
     index = torch.arange(n, device=values.device)
@@ -104,6 +123,7 @@ def _ranks_torch(values: torch.Tensor, eligible: torch.Tensor, lengths: torch.Te
 
 
 def _check_law(law: str) -> None:
+    """Raise ValueError for a law that is none of :data:`LAWS`."""
     if law not in LAWS:
         raise ValueError(f"law {law!r} is not one of {', '.join(LAWS)}")
 
@@ -113,14 +133,19 @@ def _uniform(identity, event, number, k0, k1):
     """float64 in (0, 1). Words are kept in 64 bits, so products are exact and high halves are shifts."""
     low = tl.full((), 0xFFFFFFFF, tl.uint64)
     bits = identity.to(tl.uint64)
-    c0, c1 = bits & low, bits >> 32
-    c2, c3 = (event.to(tl.uint64) & low) + c0 * 0, number.to(tl.uint64) + c0 * 0
-    k0, k1 = k0.to(tl.uint64) & low, k1.to(tl.uint64) & low
+    c0 = bits & low
+    c1 = bits >> 32
+    c2 = (event.to(tl.uint64) & low) + c0 * 0
+    c3 = number.to(tl.uint64) + c0 * 0
+    k0 = k0.to(tl.uint64) & low
+    k1 = k1.to(tl.uint64) & low
     for _ in tl.static_range(10):
-        p0, p1 = c0 * tl.full((), 0xD2511F53, tl.uint64), c2 * tl.full((), 0xCD9E8D57, tl.uint64)
+        p0 = c0 * tl.full((), 0xD2511F53, tl.uint64)
+        p1 = c2 * tl.full((), 0xCD9E8D57, tl.uint64)
         c0 = (p1 >> 32) ^ c1 ^ k0
         c2 = (p0 >> 32) ^ c3 ^ k1
-        c1, c3 = p1 & low, p0 & low
+        c1 = p1 & low
+        c3 = p0 & low
         k0 = (k0 + tl.full((), 0x9E3779B9, tl.uint64)) & low
         k1 = (k1 + tl.full((), 0xBB67AE85, tl.uint64)) & low
     return (c0.to(tl.float64) + 0.5) * tl.full((), 2.3283064365386963e-10, tl.float64)  # 2**-32
@@ -128,7 +153,9 @@ def _uniform(identity, event, number, k0, k1):
 
 @triton.jit(do_not_specialize=["blocks", "draws", "k0", "k1"])
 def _draw_kernel(identity_ptr, events_ptr, out_ptr, blocks, draws, k0, k1, TILE: tl.constexpr):
-    b, number = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """One draw of one tile of a request's blocks."""
+    b = tl.program_id(0).to(tl.int64)
+    number = tl.program_id(1)
     n = tl.program_id(2) * TILE + tl.arange(0, TILE)
     identity = tl.load(identity_ptr + b * blocks + n, mask=n < blocks, other=0)
     u = _uniform(identity, tl.load(events_ptr + b), number, k0, k1)
@@ -137,14 +164,27 @@ def _draw_kernel(identity_ptr, events_ptr, out_ptr, blocks, draws, k0, k1, TILE:
 
 @triton.jit(do_not_specialize=["blocks", "k0", "k1"])
 def _priorities_kernel(
-    weights_ptr, identity_ptr, events_ptr, lengths_ptr, out_ptr, blocks, k0, k1, TILE: tl.constexpr,
-    DRAWS: tl.constexpr, LOG_DRAWS: tl.constexpr, BETA: tl.constexpr, EXPONENTIAL: tl.constexpr,
-):  # fmt: skip
+    weights_ptr,
+    identity_ptr,
+    events_ptr,
+    lengths_ptr,
+    out_ptr,
+    blocks,
+    k0,
+    k1,
+    TILE: tl.constexpr,
+    DRAWS: tl.constexpr,
+    LOG_DRAWS: tl.constexpr,
+    BETA: tl.constexpr,
+    EXPONENTIAL: tl.constexpr,
+):
+    """Priorities of one tile of a request's blocks."""
     b = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * TILE + tl.arange(0, TILE)
     there = n < tl.load(lengths_ptr + b)
     w = tl.load(weights_ptr + b * blocks + n, mask=there, other=1.0).to(tl.float64)
-    identity, event = tl.load(identity_ptr + b * blocks + n, mask=there, other=0), tl.load(events_ptr + b)
+    identity = tl.load(identity_ptr + b * blocks + n, mask=there, other=0)
+    event = tl.load(events_ptr + b)
     first = tl.full((), 0, tl.int32)
     if EXPONENTIAL:
         safe = tl.maximum(w, tl.full((), 1e-300, tl.float64))
@@ -168,8 +208,10 @@ def _priorities_kernel(
 @triton.jit(do_not_specialize=["blocks"])
 def _ranks_kernel(values_ptr, eligible_ptr, lengths_ptr, out_ptr, blocks, TILE: tl.constexpr):
     """Counts who comes before: N**2 comparisons in tiles, exact, no sort, no order between programs."""
-    b, lane = tl.program_id(0).to(tl.int64), tl.arange(0, TILE)
-    i, length = tl.program_id(1) * TILE + lane, tl.load(lengths_ptr + b).to(tl.int32)
+    b = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, TILE)
+    i = tl.program_id(1) * TILE + lane
+    length = tl.load(lengths_ptr + b).to(tl.int32)
     mine = tl.load(values_ptr + b * blocks + i, mask=i < length, other=0.0)
     allowed = tl.load(eligible_ptr + b * blocks + i, mask=i < length, other=0) != 0
     rank = tl.zeros((TILE,), tl.int32)
@@ -183,28 +225,50 @@ def _ranks_kernel(values_ptr, eligible_ptr, lengths_ptr, out_ptr, blocks, TILE: 
     tl.store(out_ptr + b * blocks + i, tl.where(allowed, rank, blocks), mask=i < blocks)
 
 
-def _draw_triton(seed, identity, events, draws):
+def _draw_triton(seed: int, identity: torch.Tensor, events: torch.Tensor, draws: int) -> torch.Tensor:
+    """As the reference."""
     batch, blocks = identity.shape
     out = torch.empty((batch, draws, blocks), dtype=torch.float64, device=identity.device)
     grid = (batch, draws, triton.cdiv(blocks, _TILE))
-    k0, k1 = seed & _LOW, (seed >> 32) & _LOW
-    _draw_kernel[grid](identity.contiguous(), events.contiguous(), out, blocks, draws, k0, k1, TILE=_TILE)
+    keys = (seed & _LOW, (seed >> 32) & _LOW)
+    _draw_kernel[grid](identity.contiguous(), events.contiguous(), out, blocks, draws, *keys, TILE=_TILE)
     return out
 
 
-def _priorities_triton(weights, identity, events, lengths, seed, law, draws=1, beta=1.0):
+def _priorities_triton(
+    weights: torch.Tensor,
+    identity: torch.Tensor,
+    events: torch.Tensor,
+    lengths: torch.Tensor,
+    seed: int,
+    law: str,
+    draws: int = 1,
+    beta: float = 1.0,
+) -> torch.Tensor:
+    """As the reference."""
     _check_law(law)
     out = torch.empty(weights.shape, dtype=torch.float64, device=weights.device)
     # Floats go in as constants: as arguments Triton would pass them in single precision.
     _priorities_kernel[(len(weights), triton.cdiv(weights.shape[1], _TILE))](
-        weights.contiguous(), identity.contiguous(), events.contiguous(), lengths.contiguous(), out, weights.shape[1],
-        seed & _LOW, (seed >> 32) & _LOW, TILE=_TILE, DRAWS=draws, LOG_DRAWS=math.log(draws), BETA=float(beta),
+        weights.contiguous(),
+        identity.contiguous(),
+        events.contiguous(),
+        lengths.contiguous(),
+        out,
+        weights.shape[1],
+        seed & _LOW,
+        (seed >> 32) & _LOW,
+        TILE=_TILE,
+        DRAWS=draws,
+        LOG_DRAWS=math.log(draws),
+        BETA=float(beta),
         EXPONENTIAL=law == "exponential-keys",
-    )  # fmt: skip
+    )
     return out
 
 
-def _ranks_triton(values, eligible, lengths):
+def _ranks_triton(values: torch.Tensor, eligible: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """As the reference."""
     out = torch.empty(values.shape, dtype=torch.int32, device=values.device)
     grid = (len(values), triton.cdiv(values.shape[1], _RANK_TILE))
     values = values.contiguous()

@@ -1,4 +1,4 @@
-"""Window mean, walk and recency in one pass over the window rows of a batch (arXiv 2606.23961)."""
+"""Weights from the window's rows, for a batch of requests: their mean, a walk, a tie-break (arXiv 2606.23961)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import triton.language as tl
 from .dispatch import dispatch
 
 _CELLS = 2048
-"""Numbers of double precision in a program's tile: 16 a thread."""
+"""Numbers of double precision in a program's tile: 16 per thread."""
 _TINY = 1e-300
 """What a row is divided by where its sum is 0."""
 
@@ -58,15 +58,18 @@ def _walk_torch(
     walk_weight: float,
     recency_eps: float,
 ) -> torch.Tensor:
-    """``mean_w r_w + walk_weight * walk + recency_eps * j / (N - 1)`` per request, rows normalised over candidates.
+    """Weights of a batch of requests: mean of the normalised rows + ``walk_weight`` * :func:`walk` + a tie-break.
 
-    The walk is :func:`walk`, over each request's own window.
+    The tie-break for the newer is ``recency_eps * j / (N - 1)`` for the j-th of N blocks.
 
     Args:
-        rows: float ``[B, W, N]``, block attention of the window's queries, oldest first.
-        windows: int ``[B]``, rows there are, from 1. lengths: int ``[B]``, blocks there are. The rest is padding.
+        rows: float ``[B, W, N]``, block attention of each window's queries, oldest first.
+        windows: int ``[B]``, rows of each request, from 1; the rest is padding.
+        lengths: int ``[B]``, blocks of each request; the rest is padding.
         candidates: bool ``[B, N]``, the blocks decided about; other blocks take no part in rows and walk.
-        steps: H. walk_weight: lambda. recency_eps: eps.
+        steps: rows the walk takes, H in the paper.
+        walk_weight: factor of the walk, lambda in the paper.
+        recency_eps: what the newest block gains, eps in the paper.
 
     Returns:
         float64 ``[B, N]``; padding is 0.
@@ -90,13 +93,25 @@ def _load_tile(rows_ptr, candidates_ptr, b, w, n, window, length, width, blocks)
 
 @triton.jit(do_not_specialize=["width", "blocks"])
 def _walk_kernel(
-    rows_ptr, windows_ptr, lengths_ptr, candidates_ptr, out_ptr, width, blocks, W_P: tl.constexpr, TILE: tl.constexpr,
-    STEPS: tl.constexpr, WALK_WEIGHT: tl.constexpr, EPS: tl.constexpr,
-):  # fmt: skip
+    rows_ptr,
+    windows_ptr,
+    lengths_ptr,
+    candidates_ptr,
+    out_ptr,
+    width,
+    blocks,
+    W_P: tl.constexpr,
+    TILE: tl.constexpr,
+    STEPS: tl.constexpr,
+    WALK_WEIGHT: tl.constexpr,
+    EPS: tl.constexpr,
+):
     """One program per request. C is a combination of rows, so only its coefficients are kept, never C itself."""
     b = tl.program_id(0).to(tl.int64)
-    window, length = tl.load(windows_ptr + b).to(tl.int32), tl.load(lengths_ptr + b).to(tl.int32)
-    w, lane = tl.arange(0, W_P), tl.arange(0, TILE)
+    window = tl.load(windows_ptr + b).to(tl.int32)
+    length = tl.load(lengths_ptr + b).to(tl.int32)
+    w = tl.arange(0, W_P)
+    lane = tl.arange(0, TILE)
     tiny = tl.full((), 1e-300, tl.float64)
     sums = tl.zeros((W_P,), tl.float64)
     for start in range(0, length, TILE):
@@ -125,17 +140,36 @@ def _walk_kernel(
         tl.store(out_ptr + b * blocks + n, weights, mask=n < length)
 
 
-def _walk_triton(rows, windows, lengths, candidates, steps, walk_weight, recency_eps):
+def _walk_triton(
+    rows: torch.Tensor,
+    windows: torch.Tensor,
+    lengths: torch.Tensor,
+    candidates: torch.Tensor,
+    steps: int,
+    walk_weight: float,
+    recency_eps: float,
+) -> torch.Tensor:
+    """As the reference."""
     batch, width, blocks = rows.shape
     out = torch.zeros((batch, blocks), dtype=torch.float64, device=rows.device)
     rows_p = max(triton.next_power_of_2(width), 16)
     # Floats go in as constants: as arguments Triton would pass them in single precision. W_P is not below 16, so that a
     # window that is not full yet takes the kernel compiled for a full one.
     _walk_kernel[(batch,)](
-        rows.contiguous(), windows, lengths, candidates.contiguous(), out, width, blocks,
-        W_P=rows_p, TILE=max(_CELLS // rows_p, 4), STEPS=int(steps), WALK_WEIGHT=float(walk_weight),
-        EPS=float(recency_eps), num_warps=4,
-    )  # fmt: skip
+        rows.contiguous(),
+        windows,
+        lengths,
+        candidates.contiguous(),
+        out,
+        width,
+        blocks,
+        W_P=rows_p,
+        TILE=max(_CELLS // rows_p, 4),
+        STEPS=int(steps),
+        WALK_WEIGHT=float(walk_weight),
+        EPS=float(recency_eps),
+        num_warps=4,
+    )
     return out
 
 

@@ -11,7 +11,7 @@ import torch
 from benchmarks.offline.choosing import describe_blocks, keep_tokens
 from benchmarks.offline.reader import Kept, Prefix
 from nexus_sglang.config import NexusConfig
-from nexus_sglang.kernels.block_attention import block_attention
+from nexus_sglang.kernels.head_attention import block_attention
 from nexus_sglang.policy.base import Evidence
 from nexus_sglang.policy.nexus_paper import NexusPaper
 

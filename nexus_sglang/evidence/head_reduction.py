@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from nexus_sglang.kernels.block_attention import MAX_BLOCK_SIZE, block_attention, block_attention_rows
+from nexus_sglang.kernels.block_attention import MAX_BLOCK_SIZE, block_attention_rows
+from nexus_sglang.kernels.head_attention import block_attention
 from nexus_sglang.kv_slots.resident_row import ResidentRow
 
 from .query_window import WindowQueries

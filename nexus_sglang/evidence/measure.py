@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from nexus_sglang.errors import IntegrityError
-from nexus_sglang.kernels.block_attention import log_sum_exp
 from nexus_sglang.kernels.distinctiveness import block_distinctiveness, block_sums
+from nexus_sglang.kernels.head_attention import log_sum_exp
 from nexus_sglang.kv_slots.kv_buffers import KVBuffers
 from nexus_sglang.kv_slots.resident_row import ResidentRow
 from nexus_sglang.policy.base import NOT_MEASURED, Evidence, Policy

@@ -50,7 +50,7 @@ def test_ranks(**shape):
 def test_the_same_seed_ranks_the_same_blocks_first(law, seed):
     """Bit for bit, no exception for close priorities: on random weights none is that close."""
     g = torch.Generator().manual_seed(seed)
-    weights, identity, events, lengths, candidates = cases._blocks(g, 3, 500)
+    weights, identity, events, lengths, candidates = cases.random_blocks(g, 3, 500)
     drawn = (weights, identity, events, lengths, 2**40 + seed, law, 5, 2.0)
     ranks = [
         reservoir.ranks.reference(reservoir.priorities.reference(*drawn), candidates, lengths),
@@ -64,7 +64,7 @@ def test_the_same_seed_ranks_the_same_blocks_first(law, seed):
 
 def test_a_request_draws_and_ranks_alike_alone_and_in_a_batch():
     g = torch.Generator().manual_seed(1)
-    weights, identity, events, lengths, candidates = cases._blocks(g, 4, 300)
+    weights, identity, events, lengths, candidates = cases.random_blocks(g, 4, 300)
     keep = torch.tensor([20, 5, 0, 7])
     priority = reservoir.priorities.kernel(weights, identity, events, lengths, 9, "exponential-keys", 2)
     ranks = reservoir.ranks.kernel(priority, candidates, lengths)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nexus_sglang.kernels import block_attention, dispatch, page_table, reservoir, walk_weights
+from nexus_sglang.kernels import block_attention, dispatch, head_attention, page_table, reservoir, walk_weights
 from nexus_sglang.kernels.compact_rows import compact_rows
 from nexus_sglang.kv_slots.compact_rows import CompactRows
 from nexus_sglang.kv_slots.page_table import PageTable
@@ -67,7 +67,7 @@ def test_rows_are_block_attention_reduced(reduction):
     cells = ordinal * 8 + positions % 8
     fixed = (at, positions, cells, len(index), 8, 0.25)
     layers = [(q, pool[slots]) for q, pool in zip(queries, pools, strict=True)]
-    heads = torch.cat([block_attention.block_attention(*layer, *fixed) for layer in layers], dim=1)
+    heads = torch.cat([head_attention.block_attention(*layer, *fixed) for layer in layers], dim=1)
     wanted = heads.amax(dim=1) if reduction == "max" else heads.sum(dim=1)
     lses = [torch.logsumexp(scores(*layer, at, positions), dim=-1) for layer in layers]
     for lse in (None, torch.stack(lses)):

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nexus_sglang.kernels.block_attention import block_attention
+from nexus_sglang.kernels.head_attention import block_attention
 from nexus_sglang.sglang_plugin.attention.plain_torch import decode, extend
 
 

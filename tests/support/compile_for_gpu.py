@@ -21,6 +21,7 @@ from nexus_sglang.kernels import (
     block_attention,
     compact_rows,
     distinctiveness,
+    log_sum_exp,
     page_table,
     query_ring,
     reservoir,
@@ -41,8 +42,10 @@ class Built:
     """What came out: the largest over a kernel's variants.
 
     Attributes:
-        shared, stack: bytes of shared memory per program and of stack per thread (spilled registers).
-        narrow: loads of 2 bytes in the PTX. variants: how many were compiled, by hash.
+        shared: bytes of shared memory per program.
+        stack: bytes of stack per thread, which is where registers are spilled.
+        narrow: loads of 2 bytes in the PTX.
+        variants: hashes of what was compiled.
     """
 
     shared: int = 0
@@ -51,6 +54,7 @@ class Built:
     variants: list[str] = field(default_factory=list)
 
     def add(self, kernel) -> None:
+        """Count one compiled variant."""
         if kernel.hash in self.variants:
             return
         self.variants.append(kernel.hash)
@@ -75,7 +79,9 @@ class NoDevice:
 
 
 def record_instead_of_launching() -> dict[str, Built]:
-    built, run = {}, JITFunction.run
+    """From now on every launch only compiles; what came out is added to the dictionary returned."""
+    built: dict[str, Built] = {}
+    run = JITFunction.run
 
     def compile_only(self, *args, grid, warmup, **options):
         kernel = run(self, *args, grid=grid, warmup=True, **options)
@@ -88,7 +94,15 @@ def record_instead_of_launching() -> dict[str, Built]:
 
 
 def launch_everything(dtype: torch.dtype, dim: int, reductions: tuple[str, ...]) -> None:
-    ids, length = torch.arange(64), torch.tensor([64])
+    """Every launcher once for each shape that must not need another compilation.
+
+    Args:
+        dtype: of queries, keys and values.
+        dim: numbers per head.
+        reductions: those of block attention to compile.
+    """
+    ids = torch.arange(64)
+    length = torch.tensor([64])
     pools = [torch.zeros(64, 8, dim, dtype=dtype) for _ in range(2)]
     for window in (16, 5, 1):  # a window that is not full yet
         queries = torch.zeros(2, window, 32, dim, dtype=dtype)
@@ -97,7 +111,8 @@ def launch_everything(dtype: torch.dtype, dim: int, reductions: tuple[str, ...])
                 queries, pools, ids.int(), ids[:window], ids, ids // 32, 2, 32, 0.1, torch.zeros(window, 2), reduction
             )
     distinctiveness.block_distinctiveness.kernel(pools, ids.int(), torch.tensor([0, 32, 64], dtype=torch.int32), 32)
-    weights, everyone = torch.zeros(1, 64), torch.ones(1, 64, dtype=torch.bool)
+    weights = torch.zeros(1, 64)
+    everyone = torch.ones(1, 64, dtype=torch.bool)
     for window in (16, 5, 1, 128):
         walk_weights.walk_weights.kernel(torch.zeros(1, window, 64), length, length, everyone, 3, 0.5, 1e-6)
     reservoir.draw.kernel(2**63 + 1, ids[None], length, 5)
@@ -110,17 +125,27 @@ def launch_everything(dtype: torch.dtype, dim: int, reductions: tuple[str, ...])
     for some in (ids, ids[:1], ids[1:34]):  # as many as an event frees, anywhere in memory
         page_table.translate.kernel(ids, some)
         page_table.unmap.kernel(ids.clone(), some, ids.clone())
-    ring, lse_ring, four = torch.zeros(8, 16, 32, dim, dtype=dtype), torch.zeros(8, 16, 32), ids[:4]
-    for lanes in (4, 3, 1):  # decode batches of any size; then as many tokens of a prefill, of one upload
-        query_ring.keep_queries.kernel(
-            ring, ring[0, :lanes], four[:lanes], four[:lanes], None, lse_ring, lse_ring[0, :lanes]
-        )
-        tokens, rows, places = torch.zeros(3, lanes, dtype=torch.int64)
+    ring = torch.zeros(8, 16, 32, dim, dtype=dtype)
+    lse_ring = torch.zeros(8, 16, 32)
+    for batch in (4, 3, 1):  # decode batches of any size; then as many tokens of a prefill, of one upload
+        rows = ids[:batch]
+        query_ring.keep_queries.kernel(ring, ring[0, :batch], rows, rows, None, lse_ring, lse_ring[0, :batch])
+        tokens, rows, places = torch.zeros(3, batch, dtype=torch.int64)
         query_ring.keep_queries.kernel(ring, ring[0], rows, places, tokens, lse_ring, lse_ring[0])
 
 
 def all_kernels() -> set[str]:
-    modules = (block_attention, compact_rows, distinctiveness, page_table, query_ring, reservoir, walk_weights)
+    """Names of the package's kernels, as far as they are launched from the host."""
+    modules = (
+        block_attention,
+        compact_rows,
+        distinctiveness,
+        log_sum_exp,
+        page_table,
+        query_ring,
+        reservoir,
+        walk_weights,
+    )
     return {
         name for m in modules for name, x in vars(m).items() if isinstance(x, JITFunction) and name.endswith("_kernel")
     }
