@@ -51,7 +51,7 @@ def test_multi_turn_agent(small_pool):
 def test_custom_policy(model_path, tokenizer):
     """As the README says: the folder on PYTHONPATH, the class by module and name, a field in JSON."""
     flags = ("--kv-policy", "custom_policy:Passages", "--kv-policy-config", '{"spill": 0.5}')
-    pool = ("--max-total-tokens", "4096", "--max-running-requests", "4")
+    pool = ("--max-total-tokens", "4096", "--chunked-prefill-size", "512", "--max-running-requests", "4")
     with Server(model_path, *flags, *pool, env={"PYTHONPATH": str(EXAMPLES), "NEXUS_SGLANG_DEBUG": "1"}) as server:
         assert server.info()["policy"] == "passages"
         held = nexus_of(server.generate(text_ids(tokenizer, 1200, 3), 40))
