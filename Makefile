@@ -81,9 +81,10 @@ test: setup  ## all tests but the slow ones, two at a time: real servers on the 
 test-slow: setup  ## the slow tests: hours
 	@$(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)
 
-lint: setup  ## ruff: rules and format
+lint: setup  ## ruff (rules, format) and mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(MAKE) --no-print-directory types
 
 # mypy finds modules by folder, and kernels/ and patches/ are installed as nexus_sglang.kernels and .patches:
 # links stand where the installed package has them.

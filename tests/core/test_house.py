@@ -1,4 +1,4 @@
-"""Sizes that keep a file readable: lines of a file and of a function. Ruff checks the length of a line."""
+"""What keeps a file readable: short files, short functions, types. Ruff checks the length of a line, mypy the types."""
 
 import ast
 
@@ -26,6 +26,22 @@ def too_large(path: str, source: str) -> list[str]:
     return faults
 
 
+def untyped(path: str, source: str) -> list[str]:
+    """Functions without a type on every parameter and result. Triton's kernels have none: Triton reads annotations."""
+    faults = []
+    tree = ast.parse(source)
+    methods = {child for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for child in node.body}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef) or any("triton" in ast.unparse(one) for one in node.decorator_list):
+            continue
+        given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg]
+        bound = node in methods and "staticmethod" not in map(ast.unparse, node.decorator_list)
+        typed = all(one.annotation for one in given[bound:] if one is not None)
+        if not typed or (node.returns is None and node.name != "__init__"):
+            faults.append(f"{path}: {node.name}")
+    return faults
+
+
 def sources() -> dict[str, str]:
     paths = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
     return {str(path.relative_to(ROOT)): path.read_text() for path in paths}
@@ -42,3 +58,32 @@ def test_a_long_file_and_a_long_function_are_found():
     assert too_large("a.py", long) == [f"a.py: f has {FUNCTION_LINES + 1} lines"]
     assert too_large("a.py", "x = 1\n" * (FILE_LINES + 1)) == [f"a.py: {FILE_LINES + 1} lines"]
     assert too_large("a.py", long[: -len("    pass\n")]) == []
+
+
+def test_kernels_are_typed_but_for_tritons():
+    """mypy demands it of the other rooms; of this one it cannot, for it knows nothing of Triton's functions."""
+    assert [
+        fault for path, source in sources().items() if path.startswith("kernels/") for fault in untyped(path, source)
+    ] == []
+
+
+def test_a_missing_type_is_found():
+    source = """
+class A:
+    def __init__(self, x: int):
+        self.x = x
+
+    def good(self, y: int) -> int:
+        return y
+
+    def bad(self, y) -> int:
+        return y
+
+def none(y: int):
+    pass
+
+@triton.jit
+def kernel(pointer):
+    pass
+"""
+    assert untyped("a.py", source) == ["a.py: none", "a.py: bad"]
