@@ -24,10 +24,12 @@ def same_layout(pools: Sequence[torch.Tensor]) -> None:
     Raises:
         ValueError: a layer's buffer differs from the first in shape, strides, dtype or device.
     """
-    first, *others = ((tuple(p.shape), p.stride(), p.dtype, p.device) for p in pools)
-    for layer, other in enumerate(others, start=1):
-        if other != first:
-            raise ValueError(f"pools: layer {layer} is laid out as {other}, layer 0 as {first}; call once per layout")
+    layouts = [(tuple(pool.shape), pool.stride(), pool.dtype, pool.device) for pool in pools]
+    for layer, layout in enumerate(layouts):
+        if layout != layouts[0]:
+            raise ValueError(
+                f"pools: layer {layer} is laid out as {layout}, layer 0 as {layouts[0]}; call once per layout"
+            )
 
 
 def layer_table(pools: Sequence[torch.Tensor]) -> tuple[torch.Tensor, dict[str, Any]]:

@@ -27,7 +27,9 @@ def test_draws_of_a_batch_are_those_of_each_request():
 def test_priorities_follow_their_laws(beta):
     weights = torch.rand(1, 60, generator=generator())
     weights[0, 3] = 0
-    identity, event, length = torch.arange(60)[None], torch.tensor([9]), torch.tensor([60])
+    identity = torch.arange(60)[None]
+    event = torch.tensor([9])
+    length = torch.tensor([60])
     u = draws.uniforms(1, identity[0], 9, 5)
     got = [reservoir.priorities(weights, identity, event, length, 1, law, 5, beta)[0] for law in reservoir.LAWS]
     assert torch.equal(got[0], oracles_policy.exponential_keys(weights[0], u))
@@ -47,7 +49,8 @@ def test_ranks_are_a_stable_sort_of_the_candidates(seed):
 
 def test_walk_weights_follow_the_paper():
     g = generator(1)
-    attention, candidates = torch.rand(6, 30, generator=g), torch.rand(30, generator=g) < 0.8
+    attention = torch.rand(6, 30, generator=g)
+    candidates = torch.rand(30, generator=g) < 0.8
     wanted = oracles_policy.window_weights(attention, candidates, 3, 0.5, 1e-6)
     padded = torch.full((2, 8, 40), 9.0)
     padded[0, :6, :30] = attention
@@ -60,10 +63,12 @@ def test_walk_weights_follow_the_paper():
 @pytest.mark.parametrize("reduction", ["max", "sum"])
 def test_rows_are_block_attention_reduced(reduction):
     g = generator(2)
-    pools, queries = torch.randn(3, 60, 2, 16, generator=g), torch.randn(3, 4, 6, 16, generator=g)
+    pools = torch.randn(3, 60, 2, 16, generator=g)
+    queries = torch.randn(3, 4, 6, 16, generator=g)
     positions = torch.tensor([p for p in range(50) if p % 5])
     index, ordinal = torch.unique_consecutive(positions // 8, return_inverse=True)
-    slots, at = torch.randperm(60, generator=g)[: len(positions)], torch.arange(46, 50)
+    slots = torch.randperm(60, generator=g)[: len(positions)]
+    at = torch.arange(46, 50)
     cells = ordinal * 8 + positions % 8
     fixed = (at, positions, cells, len(index), 8, 0.25)
     layers = [(q, pool[slots]) for q, pool in zip(queries, pools, strict=True)]
@@ -92,13 +97,15 @@ def test_table_and_rows_are_the_memorys():
     rows = CompactRows(requests, table)
     rows.length[1] = 20
     rows.rebuild(1)
-    slots, positions = torch.zeros_like(rows.slots), torch.zeros_like(rows.positions)
+    slots = torch.zeros_like(rows.slots)
+    positions = torch.zeros_like(rows.positions)
     counts = compact_rows(requests, torch.tensor(rows.length), table.v2p, slots, positions)
     assert counts.tolist() == rows.resident
     assert torch.equal(slots, rows.slots) and torch.equal(positions, rows.positions)
-    mine, free = table.v2p.clone(), torch.zeros(15, dtype=torch.int64)
-    assert int(page_table.unmap(mine, virtual, free)) == table.evict(virtual) == 15
-    assert torch.equal(mine, table.v2p) and torch.equal(free, table.free_physical[-15:])
+    mine = table.v2p.clone()
+    freed = torch.zeros(15, dtype=torch.int64)
+    assert int(page_table.unmap(mine, virtual, freed)) == table.evict(virtual) == 15
+    assert torch.equal(mine, table.v2p) and torch.equal(freed, table.free_physical[-15:])
 
 
 def test_dispatch_takes_torch_on_the_cpu(monkeypatch):
