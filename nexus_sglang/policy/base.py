@@ -5,6 +5,13 @@ may write a second, :meth:`Policy.prioritise`. One call is one event: one sequen
 blocks have to go. The policy is given what was measured about the sequence's blocks and returns one number per block.
 It knows nothing of requests, KV slots or SGLang::
 
+    from dataclasses import dataclass
+
+    import torch
+
+    from nexus_sglang.policy import Blocks, Evidence, Policy, Weighing, check_range
+
+
     @dataclass(frozen=True)
     class Peak(Policy):
         \"\"\"Keep the blocks that any recent query looked at most, now or before.\"\"\"
@@ -31,6 +38,10 @@ What happens to the answer. Forced blocks stay. Of the candidates, those with th
 as the evictor counts; among equals the older goes. Priorities are the weights unless the policy says otherwise. The
 weight of a candidate is also remembered with the block: when memory runs short, blocks of cached sequences that no
 request holds are evicted by it.
+
+State. A policy that sets ``state_width`` returns that many floats per block, and gets them back as ``blocks.state`` at
+the sequence's next event. A block that no event has judged yet has NaN there. State stays with the block's tokens, so a
+sequence that continues a cached prefix finds what earlier ones left.
 
 Rules:
 
