@@ -45,15 +45,22 @@ def chat():
             tokens = sum(len(m["content"].split()) for m in body.get("messages", []))
             number = len(seen[self.path])
             answer = {
-                "id": "x", "object": "chat.completion", "created": 0, "model": "default",
-                "choices": [{
-                    "index": 0, "finish_reason": "length" if number == 1 else "stop",
-                    "message": {"role": "assistant", "content": f"the disk /data, reply {number}"},
-                    "prompt_token_ids": [1] * tokens, "response_token_ids": [7, 8, 9],
-                    **({"meta_info": self.meta} if self.meta else {}),
-                }],
+                "id": "x",
+                "object": "chat.completion",
+                "created": 0,
+                "model": "default",
+                "choices": [
+                    {
+                        "index": 0,
+                        "finish_reason": "length" if number == 1 else "stop",
+                        "message": {"role": "assistant", "content": f"the disk /data, reply {number}"},
+                        "prompt_token_ids": [1] * tokens,
+                        "response_token_ids": [7, 8, 9],
+                        **({"meta_info": self.meta} if self.meta else {}),
+                    }
+                ],
                 "usage": {"prompt_tokens": tokens, "completion_tokens": 3, "total_tokens": tokens + 3},
-            }  # fmt: skip
+            }
             data = json.dumps(answer).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")

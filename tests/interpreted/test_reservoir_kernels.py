@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from nexus_sglang.kernels import check_cases as cases
 from nexus_sglang.kernels import reservoir
 
-SEED, BATCH, BLOCKS = st.integers(0, 10_000), st.integers(1, 4), st.integers(1, 600)
+SEED = st.integers(0, 10_000)
+BATCH = st.integers(1, 4)
+BLOCKS = st.integers(1, 600)
 LAW = st.sampled_from(reservoir.LAWS)
 
 
@@ -78,7 +80,8 @@ def test_a_request_draws_and_ranks_alike_alone_and_in_a_batch():
 
 def test_no_underflow_at_many_blocks():
     n = 10_000
-    weights, length = torch.full((1, n), 1.5 / n), torch.tensor([n])
+    weights = torch.full((1, n), 1.5 / n)
+    length = torch.tensor([n])
     identity = torch.arange(n)[None]
     values = reservoir.priorities.kernel(weights, identity, torch.tensor([1]), length, 3, "exponential-keys", 1)
     assert bool(values.isfinite().all()) and len(values.unique()) == n

@@ -26,8 +26,13 @@ def naive(q, k, v, key_positions, query_positions, scale):
 
 
 @settings(max_examples=40, deadline=None)
-@given(heads=st.integers(1, 3), group=st.sampled_from([1, 2, 3, 8]), before=st.integers(0, 40),
-       new=st.integers(1, 12), seed=st.integers(0, 2**20))  # fmt: skip
+@given(
+    heads=st.integers(1, 3),
+    group=st.sampled_from([1, 2, 3, 8]),
+    before=st.integers(0, 40),
+    new=st.integers(1, 12),
+    seed=st.integers(0, 2**20),
+)
 def test_extend_and_decode(heads, group, before, new, seed):
     g = torch.Generator().manual_seed(seed)
     pool_k, pool_v = (torch.randn(100, heads, 16, generator=g) for _ in range(2))
@@ -45,8 +50,14 @@ def test_extend_and_decode(heads, group, before, new, seed):
 
 
 @settings(max_examples=60, deadline=None)
-@given(heads=st.integers(1, 2), group=st.sampled_from([1, 3]), blocks=st.integers(1, 6),
-       size=st.sampled_from([1, 4, 8]), window=st.integers(1, 5), seed=st.integers(0, 2**20))  # fmt: skip
+@given(
+    heads=st.integers(1, 2),
+    group=st.sampled_from([1, 3]),
+    blocks=st.integers(1, 6),
+    size=st.sampled_from([1, 4, 8]),
+    window=st.integers(1, 5),
+    seed=st.integers(0, 2**20),
+)
 def test_block_attention_with_holes(heads, group, blocks, size, window, seed):
     g = torch.Generator().manual_seed(seed)
     n = blocks * size
@@ -67,8 +78,10 @@ def test_block_attention_with_holes(heads, group, blocks, size, window, seed):
 
 def test_averaging_heads_first_is_another_thing():
     g = torch.Generator().manual_seed(0)
-    q, k = torch.randn(2, 4, 8, generator=g), torch.randn(16, 2, 8, generator=g)
-    positions, cells = torch.arange(16), torch.arange(16)
+    q = torch.randn(2, 4, 8, generator=g)
+    k = torch.randn(16, 2, 8, generator=g)
+    positions = torch.arange(16)
+    cells = torch.arange(16)
     args = (torch.tensor([14, 15]), positions, cells, 4, 4, 0.5)
     averaged = block_attention(*(x.mean(dim=1, keepdim=True) for x in (q, k)), *args)
     assert averaged.shape == (2, 1, 4)
