@@ -95,7 +95,7 @@ types: setup  ## mypy over everything but the plugin
 	  "$$python" -m mypy --config-file ../../pyproject.toml --cache-dir ../mypy
 
 build: setup  ## wheel and sdist in dist/
-	@rm -rf dist && $(BIN)/python -m build --no-isolation
+	@rm -rf dist nexus_sglang.egg-info && $(BIN)/python -m build --no-isolation
 
 # After hooks were added or moved: what the hooked functions look like now.
 patches: setup  ## record what the hooked functions of SGLang look like, after hooks were added or moved

@@ -76,7 +76,7 @@ def _unequal(got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> flo
 
 
 def _thinned(g: torch.Generator, length: int, window: int) -> torch.Tensor:
-    """int64 ``[T]``: positions left when a fifth of ``length`` tokens was evicted, all of the newest ``window`` kept."""
+    """int64 ``[T]``: positions left when a fifth of ``length`` tokens was evicted; the newest ``window`` are kept."""
     resident = torch.rand(length, generator=g) < 0.8
     resident[-window:] = True
     return torch.nonzero(resident).squeeze(1)
