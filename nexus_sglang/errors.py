@@ -16,7 +16,7 @@ class IntegrityError(RuntimeError):
 
 
 class SelfCheckError(RuntimeError):
-    """Refusal to serve: another SGLang release, a hook not in place, ranks that differ. The message lists the faults."""
+    """Refusal to serve: another SGLang release, a hook not in place, ranks that differ. The message lists them."""
 
 
 class RankMismatchError(RuntimeError):
