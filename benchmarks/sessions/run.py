@@ -28,6 +28,7 @@ import requests
 from benchmarks.sessions.workloads import Session, from_chats, from_hash_trace, generated
 from nexus_sglang.harness.models import ensure_model
 from nexus_sglang.harness.server import Server
+from nexus_sglang.prefixes import common_prefix
 
 STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "2"}
 
@@ -65,12 +66,6 @@ def memory_check(log: str) -> dict[str, Any]:
     return {"environment": STRICT, "checks": log.count("[Mem Check (BUSY)]"), "violations": len(complaints)}
 
 
-def common(a: list[int], b: list[int]) -> int:
-    """Length of the common prefix."""
-    n = min(len(a), len(b))
-    return next((i for i in range(n) if a[i] != b[i]), n)
-
-
 def replay(server: Server, sessions: list[Session], parallel: int) -> list[dict[str, Any]]:
     """Sessions take turns, ``parallel`` requests at a time: every turn of depth d comes before any of depth d + 1."""
     rows = []
@@ -80,7 +75,7 @@ def replay(server: Server, sessions: list[Session], parallel: int) -> list[dict[
         with ThreadPoolExecutor(parallel) as threads:
             answers = threads.map(lambda turn: ask(server, turn.prompt, turn.output), turns)
             for (i, session), answer in zip(due, answers, strict=True):
-                seen = common(session[depth - 1].prompt, session[depth].prompt) if depth else 0
+                seen = common_prefix(session[depth - 1].prompt, session[depth].prompt) if depth else 0
                 rows.append({"session": i, "depth": depth, "seen": seen, **answer})
         print(f"  depth {depth}: {len(due)} requests", flush=True)
     return rows

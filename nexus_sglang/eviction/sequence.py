@@ -13,6 +13,7 @@ import torch
 from nexus_sglang.device import download, upload
 
 from .block_map import BlockMap
+from .request_plan import RequestPlan
 
 _PLACE = np.uint64(0x9E3779B97F4A7C15)
 _TOKEN = np.uint64(0xD6E8FEB86659FD93)
@@ -43,13 +44,8 @@ class RunningSequence:
         rid: request id.
         row: its request row.
         final: tokens it may grow to.
-        budget: tokens it may keep resident, after every clip.
+        plan: what it may keep.
         token_ids: returns the sequence's token ids known so far.
-        pinned: leading tokens that are never evicted for this request's budget.
-        evictable: False when the request asked for no eviction.
-        budget_clipped: it asked for a larger budget than the pool can grant.
-        pin_clipped: it asked for a longer pin than the pool can grant.
-        trace: remember which blocks each event took.
         floor: tokens it may hold above its budget because of a protected prefix; set at each event.
         prefill_left: prompt tokens still to be prefilled.
         thinned_in_prefill: it was evicted from between the chunks of its prompt.
@@ -65,13 +61,8 @@ class RunningSequence:
     rid: str
     row: int
     final: int
-    budget: int
+    plan: RequestPlan
     token_ids: Callable[[], Sequence[int]]
-    pinned: int = 0
-    evictable: bool = True
-    budget_clipped: bool = False
-    pin_clipped: bool = False
-    trace: bool = False
     floor: int = 0
     prefill_left: int = 0
     thinned_in_prefill: bool = False
@@ -85,8 +76,32 @@ class RunningSequence:
     _events: list[EvictionEvent] = field(default_factory=list, repr=False)
     _identities: torch.Tensor | None = field(default=None, repr=False)
 
+    @property
+    def budget(self) -> int:
+        """Tokens it may keep resident: all it can grow to, where it is not evicted from."""
+        return self.final if self.plan.budget is None else self.plan.budget
+
+    @property
+    def pinned(self) -> int:
+        """Leading tokens that are never evicted for this request's budget."""
+        return self.plan.pinned
+
+    @property
+    def evictable(self) -> bool:
+        """False when the request asked for no eviction."""
+        return self.plan.evict
+
+    @property
+    def trace(self) -> bool:
+        """Whether which blocks each event took is remembered."""
+        return self.plan.trace
+
     def carry_over(self, before: RunningSequence) -> None:
-        """The same request held another row until it was retracted: its record goes on from there."""
+        """Go on counting where the same request stopped.
+
+        Args:
+            before: what it was in the row that it held until it was retracted.
+        """
         self.returned = before.evictions > 0
         self.peak = before.peak
         self.over_budget = before.over_budget

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nexus_sglang.errors import IntegrityError
 from nexus_sglang.eviction.block_map import BlockMap
 from nexus_sglang.kv_slots.page_table import PageTable
-from nexus_sglang.sglang_plugin.scheduler.runtime import NexusRuntime
+from nexus_sglang.sglang_plugin.scheduler import passes
 from tests.support.bench import BLOCK, SINK, Bench, bench
 
 
@@ -136,15 +136,15 @@ def test_a_filled_hole_is_seen_by_every_row_that_shares_it():
     b.table.free(b.rows.virtual(2))
     b.req_to_token[2, :160], b.rows.length[2] = b.req_to_token[1, :160].clone(), 160
     b.rows.rebuild(2)
-    runtime = SimpleNamespace(healed=0, evictor=b.evictor, rows=b.rows)
+    runtime = SimpleNamespace(rows=b.rows, tree=SimpleNamespace(take_healed=lambda: True))
     b.evictor.after_prefill(one, 0, 0)
     b.rows.rebuild_all()
     b.evictor.after_prefill(two, 0, 0)
     holes = torch.nonzero(b.table.v2p[b.rows.virtual(1)] == 0).squeeze(1)[:12]
     donor = b.table.allocate(12)
-    b.evictor.counters.holes_healed += b.table.adopt(b.rows.virtual(1)[holes], donor)
+    assert b.table.adopt(b.rows.virtual(1)[holes], donor) == 12
     b.table.free(donor)
-    NexusRuntime.row_rewritten(runtime, SimpleNamespace(kv=SimpleNamespace(req_pool_idx=1)))
+    passes.reread(runtime, 1)
     b.rows.check_integrity()
     for length in range(161, 190):
         b.grow(2, length), b.evictor.after_decode(two, lambda: 160)

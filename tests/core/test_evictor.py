@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from nexus_sglang.errors import IntegrityError, PolicyError
+from nexus_sglang.eviction.request_plan import RequestPlan
 from nexus_sglang.eviction.sequence import RunningSequence, block_identities
 from nexus_sglang.evidence import head_reduction
 from nexus_sglang.policy import POLICIES, Policy, Weighing
@@ -98,7 +99,7 @@ def test_protection_never_holds_more_than_the_pool_can_grant():
 
 def test_pins_and_no_eviction():
     b = bench()
-    pinned, exempt = b.sequence(1, 300, budget=100, pinned=40), b.sequence(2, 300, budget=80, evictable=False)
+    pinned, exempt = b.sequence(1, 300, budget=100, pinned=40), b.sequence(2, 300, budget=None)
     b.evictor.after_prefill(pinned, 0, 0)
     b.evictor.after_prefill(exempt, 0, 0)
     assert b.blocks(1)[:5] == [0, 1, 2, 3, 4] and b.rows.resident[1] == 100
@@ -175,7 +176,7 @@ def test_block_identity_is_content_and_place():
 
 def test_a_sequence_hashes_each_block_once():
     tokens = list(range(20))
-    seq = RunningSequence("r", 1, 600, 80, token_ids=lambda: tokens)
+    seq = RunningSequence("r", 1, 600, RequestPlan(80), token_ids=lambda: tokens)
 
     def whole() -> list[int]:
         return block_identities(tokens, 8).tolist()

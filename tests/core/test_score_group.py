@@ -16,6 +16,7 @@ import torch.multiprocessing as mp
 from nexus_sglang.config import NexusConfig
 from nexus_sglang.errors import RankMismatchError
 from nexus_sglang.eviction.evictor import Evictor
+from nexus_sglang.eviction.request_plan import RequestPlan
 from nexus_sglang.eviction.sequence import RunningSequence
 from nexus_sglang.evidence.query_window import LayerShape, QueryWindow
 from nexus_sglang.evidence.score_group import ALONE, ProcessScores
@@ -91,7 +92,7 @@ class Shard:
 
     def run(self) -> dict:
         """Events of a prompt and its decode, tokens that stay, and a hash of every weight and state of a block."""
-        seq = RunningSequence("r", 1, END, 120, lambda: [7 * i % 101 for i in range(self.rows.length[1])])
+        seq = RunningSequence("r", 1, END, RequestPlan(120), lambda: [7 * i % 101 for i in range(self.rows.length[1])])
         self.window.begin(1, 0)
         self.grow(PROMPT)
         self.evictor.after_prefill(seq, 0, 0)

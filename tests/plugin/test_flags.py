@@ -156,7 +156,7 @@ def test_bad_request_hints(params, word):
 def test_request_hints():
     assert read_hints(None).evict and read_hints({"other": 3}).budget is None
     hints = read_hints({"kv_budget": 0.5, "kv_evict": False, "kv_pin_tokens": 64, "kv_trace": True})
-    assert hints == (0.5, False, 64, True)
+    assert hints == (TokenAmount(0.5), False, 64, True)
 
 
 @pytest.mark.parametrize("flags, hooked", [

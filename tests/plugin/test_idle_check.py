@@ -14,10 +14,12 @@ def test_slots_are_counted_again_only_after_they_changed_hands(monkeypatch):
     table, looks = PageTable(64, 16), []
     check = table.check_integrity
     monkeypatch.setattr(table, "check_integrity", lambda: looks.append(1) or check())
-    allocator = NexusAllocator(table, torch.float32, "cpu", None, False)
-    allocator.runtime = SimpleNamespace(
-        rows=SimpleNamespace(check_integrity=lambda: None), ledger=SimpleNamespace(forget=lambda ids: None)
+    runtime = SimpleNamespace(
+        table=table,
+        rows=SimpleNamespace(check_integrity=lambda: None),
+        ledger=SimpleNamespace(forget=lambda ids: None),
     )
+    allocator = NexusAllocator(runtime, torch.float32, "cpu", None, False)
     ask = lambda: (allocator.verify_byte_accounting(), len(looks))  # noqa: E731
     assert [ask(), ask()] == [([], 1), ([], 1)]
     ids = allocator.alloc(5)

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nexus_sglang.eviction.evictor import Counters
+from nexus_sglang.config import NexusConfig
+from nexus_sglang.eviction.counters import Counters
 from nexus_sglang.kv_slots.block_ledger import BlockLedger
 from nexus_sglang.kv_slots.page_table import PageTable
 
@@ -22,11 +23,11 @@ class Forest:
 
         from nexus_sglang.sglang_plugin.scheduler.tree import FULL, NexusTreeCore
 
-        params = CacheInitParams(False, None, None, 1)
+        self.table = PageTable(2000, 1000)
+        runtime = SimpleNamespace(table=self.table, counters=Counters(), config=NexusConfig("nexus"))
+        params = CacheInitParams(False, None, SimpleNamespace(runtime=runtime, device="cpu"), 1)
         cache = SimpleNamespace(enable_session_radix_cache=False)
         self.core = NexusTreeCore(params, {FULL: FullComponent(cache, params)})
-        self.table = self.core.table = PageTable(2000, 1000)
-        self.core.counters = Counters()
 
     def insert(self, tokens: list[int], prompt: int, known: int = 0, ids: torch.Tensor | None = None):
         """Insert a sequence of which ``known`` tokens came from the tree; returns (last node, ids of the tree)."""
@@ -112,6 +113,7 @@ def test_a_duplicate_heals_the_copy_that_stays(forest):
     _, kept = forest.insert(SYSTEM, prompt=100, ids=duplicate)
     assert torch.equal(kept, first), "the row is repointed to the tree's names"
     assert forest.table.resident(kept) == 90 and forest.core.counters.holes_healed == 30
+    assert [forest.core.take_healed() for _ in range(2)] == [True, False]
     assert forest.table.counts().virtual_held == 100 and forest.table.counts().physical_mapped == 90
     forest.table.check_integrity()
 
@@ -152,23 +154,7 @@ def test_the_device_is_asked_once_per_change(forest, monkeypatch):
     assert core.shared_resident(half) == 45 and core.resident_on_path(other) == 50 and len(asked) == 5
 
 
-def test_admission_prices_the_whole_block_in_which_readers_part():
-    """145 shared tokens protect five blocks of 32: of the evicted prefix what is left, and 15 tokens that are not shared."""
-    from nexus_sglang.config import NexusConfig
-    from nexus_sglang.sglang_plugin.scheduler.hints import Hints
-    from nexus_sglang.sglang_plugin.scheduler.runtime import NexusRuntime
-
-    config = NexusConfig("nexus")
-    runtime = NexusRuntime(config, PageTable(8192, 4096), chunk=256, overlap=False)
-    runtime.tree = SimpleNamespace(shared_length=lambda node: 145, shared_resident=lambda node: 64)
-    req = SimpleNamespace(last_node=0, nexus_hints=Hints())
-    assert runtime.steady_size(req, 400) == 64 + 15 + config.private_floor(128)
-    runtime.tree = SimpleNamespace(shared_length=lambda node: 0, shared_resident=lambda node: 0)
-    assert runtime.steady_size(req, 400) == 128
-
-
 def test_cold_nodes_are_thinned_oldest_first(forest):
-    from nexus_sglang.config import NexusConfig
     from nexus_sglang.sglang_plugin.scheduler.pressure import relieve
 
     old, old_ids = forest.insert([1000 + i for i in range(100)], prompt=100)
@@ -182,7 +168,7 @@ def test_cold_nodes_are_thinned_oldest_first(forest):
         table=forest.table,
         ledger=ledger,
         config=NexusConfig("nexus", block_size=10, sink_tokens=10),
-        evictor=SimpleNamespace(counters=forest.core.counters),
+        counters=forest.core.counters,
     )
     assert forest.core.cold_nodes(shared=True) == []
     forest.core.debug = True

@@ -10,6 +10,7 @@ import torch
 
 from nexus_sglang.config import NexusConfig, TokenAmount
 from nexus_sglang.eviction.evictor import Evictor
+from nexus_sglang.eviction.request_plan import RequestPlan
 from nexus_sglang.eviction.sequence import RunningSequence
 from nexus_sglang.evidence.query_window import LayerShape, QueryWindow
 from nexus_sglang.kv_slots.block_ledger import BlockLedger
@@ -64,14 +65,13 @@ class Bench:
             KVBuffers(lambda layer: self.pool, lambda layer: self.pool),
         )
 
-    def sequence(self, row: int, length: int, budget: int, **fields: Any) -> RunningSequence:
-        """A request of ``length`` prompt tokens takes a row."""
+    def sequence(self, row: int, length: int, budget: int | None, pinned: int = 0, **fields: Any) -> RunningSequence:
+        """A request of ``length`` prompt tokens takes a row; ``budget`` None for one that is not evicted from."""
         seq = RunningSequence(
             rid=f"r{row}",
             row=row,
             final=600,
-            budget=budget,
-            trace=True,
+            plan=RequestPlan(budget, pinned, trace=True),
             token_ids=lambda: [7 * i % 101 for i in range(self.rows.length[row])],
             **fields,
         )

@@ -16,7 +16,7 @@ PACKAGE = "nexus_sglang"
 
 FLOORS = (
     ("nexus_sglang", "patches"),
-    ("errors",),
+    ("errors", "prefixes"),
     ("config",),
     ("device",),
     ("kernels",),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from nexus_sglang.sglang_plugin.scheduler.runtime import runtime_of
+
 from .shadow_batch import RowsPool
 
 FLASHINFER = "FlashInferAttnBackend"
@@ -62,7 +64,7 @@ def reads_compact_rows(backend: Any, runner: Any) -> bool:
         backend: one of :func:`backends`.
         runner: SGLang's ``ModelRunner``.
     """
-    slots = runner.token_to_kv_pool_allocator.runtime.rows.slots
+    slots = runtime_of(runner).rows.slots
     name = type(backend).__name__
     translator = runner.kv_index_translator
     return name == NATIVE or (

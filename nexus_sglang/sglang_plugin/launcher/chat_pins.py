@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from nexus_sglang.prefixes import common_prefix
 from nexus_sglang.sglang_plugin import carrier
 from nexus_sglang.sglang_plugin.installer import Hook
 
@@ -43,13 +44,6 @@ def leading(messages: Sequence[Any], first_user: bool = False) -> list[Any]:
     """
     end = next((i for i, message in enumerate(messages) if message.role not in LEADING_ROLES), len(messages))
     return list(messages[: end + (first_user and end < len(messages) and messages[end].role == "user")])
-
-
-def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many leading token ids two prompts have in common."""
-    n = min(len(one), len(other))
-    differs = np.flatnonzero(np.asarray(one[:n]) != np.asarray(other[:n]))
-    return int(differs[0]) if len(differs) else n
 
 
 def stand_in(message: Any) -> str:

@@ -22,6 +22,8 @@ from nexus_sglang.sglang_plugin.attention import backends
 from nexus_sglang.sglang_plugin.installer import Hook
 
 from . import built_check, ranks
+from .row_listener import RowListener
+from .runtime import NexusRuntime, runtime_of
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +51,6 @@ def build_allocator(original: Callable[..., Any], configurator: Any, **kwargs: A
     from sglang.srt.runtime_context import get_schedule
 
     from .allocator import NexusAllocator
-    from .runtime import NexusRuntime
 
     stock = original(configurator, **kwargs)
     if type(stock) is not TokenToKVPoolAllocator:
@@ -69,9 +70,8 @@ def build_allocator(original: Callable[..., Any], configurator: Any, **kwargs: A
     chunk = schedule.chunked_prefill_size
     if chunk is None or chunk <= 0:
         chunk = requests.max_context_len
-    allocator = NexusAllocator(table, stock.dtype, stock.device, stock.get_kvcache(), stock.need_sort)
-    allocator.runtime = NexusRuntime(config, table, chunk, overlap=not schedule.disable_overlap_schedule)
-    return allocator
+    runtime = NexusRuntime(config, table, chunk, overlap=not schedule.disable_overlap_schedule)
+    return NexusAllocator(runtime, stock.dtype, stock.device, stock.get_kvcache(), stock.need_sort)
 
 
 def translate_writes(result: Any, runner: Any) -> None:
@@ -87,7 +87,9 @@ def translate_writes(result: Any, runner: Any) -> None:
     runner.kv_index_translator._spaces[IdSpaceKind.FULL] = IdSpace(
         key=(IdSpaceKind.FULL, id(allocator)), write=allocator.translate_write_loc
     )
-    allocator.runtime.attach_rows(runner.req_to_token_pool)
+    requests = runner.req_to_token_pool
+    allocator.runtime.attach_rows(requests.req_to_token)
+    requests.attach_aux_cache(RowListener(allocator.runtime))
 
 
 def adopt_layers(result: Any, runner: Any) -> None:
@@ -109,7 +111,7 @@ def adopt_layers(result: Any, runner: Any) -> None:
         if isinstance(module, RadixAttention):
             built_check.refuse_layer(module)
             layers[module.layer_id] = LayerShape(module.tp_q_head_num, module.qk_head_dim, module.scaling)
-    runtime = runner.token_to_kv_pool_allocator.runtime
+    runtime = runtime_of(runner)
     runtime.attach_layers(
         dict(sorted(layers.items())),
         runner.dtype,
@@ -134,11 +136,10 @@ def scheduler_ready(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> N
     Raises:
         SelfCheckError: something is not in place.
     """
-    runtime = scheduler.token_to_kv_pool_allocator.runtime
     built_check.check_scheduler(scheduler)
-    runtime.waiting = lambda: scheduler.waiting_queue
-    if not scheduler.tree_cache.disable:
-        runtime.attach_tree(scheduler.tree_cache.tree_core)
+    runtime = runtime_of(scheduler)
+    # Asked anew each time: SGLang replaces its queue.
+    runtime.attach_tree(scheduler.tree_cache.tree_core, waiting=lambda: scheduler.waiting_queue)
     if str(runtime.table.device) != "cpu":  # where kernels are compiled
         runtime.evictor.warm_up()
     logger.info(

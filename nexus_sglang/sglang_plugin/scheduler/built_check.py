@@ -10,6 +10,8 @@ from nexus_sglang.errors import ConfigError
 from nexus_sglang.sglang_plugin import installer
 from nexus_sglang.sglang_plugin.attention import backends
 
+from .row_listener import RowListener
+
 
 def refuse_layer(layer: Any) -> None:
     """Check one attention layer (what a model's config alone does not show).
@@ -71,7 +73,7 @@ def check_runner(runner: Any) -> None:
         problems.append(f"the KV allocator is {type(allocator).__name__}, not NexusAllocator")
     elif runner.kv_index_translator._spaces[IdSpaceKind.FULL].write != allocator.translate_write_loc:
         problems.append("KV writes are not translated to physical slots")
-    if runner.req_to_token_pool._aux_cache is not getattr(allocator, "runtime", None):
+    if not isinstance(runner.req_to_token_pool._aux_cache, RowListener):
         problems.append("the request pool does not report to the nexus runtime")
     for backend in backends.backends(runner):
         if not backends.reads_compact_rows(backend, runner):
@@ -96,7 +98,7 @@ def check_scheduler(scheduler: Any) -> None:
         problems.append("the scheduler's KV allocator is not NexusAllocator")
     tree = scheduler.tree_cache
     core = getattr(tree, "tree_core", None)
-    if not tree.disable and not isinstance(core, NexusTreeCore):
+    if not isinstance(core, NexusTreeCore):
         problems.append(f"the prefix cache is {type(tree).__name__} over {type(core).__name__}, not NexusTreeCore")
     if scheduler.max_total_num_tokens != scheduler.token_to_kv_pool_allocator.table.virtual_size:
         problems.append(f"the scheduler plans with {scheduler.max_total_num_tokens} tokens, not the virtual capacity")

@@ -7,14 +7,11 @@ from typing import Any, NamedTuple
 from nexus_sglang.config import TokenAmount
 from nexus_sglang.errors import ConfigError
 
-WHOLE = "kv_evict=false"
-"""Prefix space of requests that are not to be evicted from; memory pressure drops its nodes whole."""
-
 KEYS = ("kv_budget", "kv_evict", "kv_pin_tokens", "kv_trace")
 
 
 class Hints(NamedTuple):
-    """A request's wishes.
+    """A request's wishes, as they were given (what it gets is its ``RequestPlan``).
 
     Attributes:
         budget: share or tokens, like ``--kv-budget``; None for the server's.
@@ -23,27 +20,17 @@ class Hints(NamedTuple):
         trace: list every eviction event in the answer's ``meta_info``.
     """
 
-    budget: float | None = None
+    budget: TokenAmount | None = None
     evict: bool = True
     pin: int = 0
     trace: bool = False
 
 
-def require_room(prompt: int, room: int) -> None:
-    """Check that a prompt of a request with ``kv_evict`` false fits.
-
-    Raises:
-        ConfigError: with the tokens of both.
-    """
-    if prompt >= room:
-        raise ConfigError(
-            f"custom_params kv_evict False: the prompt of {prompt} tokens does not fit the KV pool, which has room for "
-            f"{room}. Drop kv_evict, or shorten the prompt"
-        )
-
-
 def read_hints(params: dict[str, Any] | None) -> Hints:
     """Check the ``kv_*`` keys of a request's ``custom_params``; other keys belong to others.
+
+    Args:
+        params: the request's ``custom_params``, as the client sent them.
 
     Raises:
         ConfigError: not an object, unknown ``kv_*`` key, or unusable value, with a legal alternative.
@@ -63,10 +50,22 @@ def read_hints(params: dict[str, Any] | None) -> Hints:
         raise ConfigError(f"custom_params kv_pin_tokens {pin!r} is not usable: give a whole number such as 256")
     budget = params.get("kv_budget")
     if budget is not None:
-        budget = TokenAmount.parse(budget, "custom_params kv_budget").value
+        budget = TokenAmount.parse(budget, "custom_params kv_budget")
     return Hints(budget, params.get("kv_evict", True), pin, params.get("kv_trace", False))
 
 
-def hints_of(req) -> Hints:
-    """The hints read when the request came in (see ``requests.accept_request``)."""
-    return getattr(req, "nexus_hints", None) or Hints()
+def require_room(prompt: int, room: int) -> None:
+    """Check that the prompt of a request with ``kv_evict`` false fits.
+
+    Args:
+        prompt: its tokens.
+        room: tokens that such a request can have in all.
+
+    Raises:
+        ConfigError: with the tokens of both.
+    """
+    if prompt >= room:
+        raise ConfigError(
+            f"custom_params kv_evict False: the prompt of {prompt} tokens does not fit the KV pool, which has room for "
+            f"{room}. Drop kv_evict, or shorten the prompt"
+        )

@@ -17,10 +17,22 @@ for the device. Without overlap there is one stream.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from itertools import islice
 from typing import Any
 
+import numpy as np
+
 from nexus_sglang.device import Stopwatch
+from nexus_sglang.eviction.sequence import RunningSequence
+from nexus_sglang.prefixes import common_prefix
 from nexus_sglang.sglang_plugin.installer import Hook
+
+from .admission import expected_growth, final_length, reclaimable
+from .runtime import NexusRuntime, runtime_of
+
+WAITING_LOOKED_AT = 64
+"""Requests at the head of the queue that are compared with a sequence about to be evicted from."""
 
 
 def run_forward(original: Callable[..., Any], worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -36,21 +48,123 @@ def run_forward(original: Callable[..., Any], worker: Any, batch: Any, *args: An
     Returns:
         What the pass returned.
     """
-    runtime = worker.model_runner.token_to_kv_pool_allocator.runtime
-    runtime.before_forward(batch)
-    clocked = runtime.config.timing and batch is not None and batch.forward_mode.is_decode()
-    watch = Stopwatch(runtime.evictor.counters, runtime.table.device) if clocked else None
+    runtime = runtime_of(worker.model_runner)
+    if batch is None or batch.forward_mode.is_idle():
+        return original(worker, batch, *args, **kwargs)
+    clocked = runtime.config.timing and batch.forward_mode.is_decode()
+    begin_pass(runtime, batch)
+    watch = Stopwatch(runtime.counters, runtime.table.device) if clocked else None
     result = original(worker, batch, *args, **kwargs)
     if watch:
         watch.lap("decode_seconds")
-    runtime.after_forward(batch)
+    end_pass(runtime, batch)
     if watch:
         watch.lap("decode_eviction_seconds")
     return result
 
 
+def begin_pass(runtime: NexusRuntime, batch: Any) -> None:
+    """Bind requests that are new to their rows. ``runtime.batch_rows`` lists the rows of the pass until its end.
+
+    Args:
+        runtime: whose rows.
+        batch: SGLang's ``ScheduleBatch``.
+    """
+    runtime.batch_rows = batch.req_pool_indices_cpu.tolist()
+    extend = batch.forward_mode.is_extend()
+    for req in batch.reqs:
+        row = req.kv.req_pool_idx
+        if row not in runtime.sequences:
+            bind(runtime, req, row)
+        if extend:
+            runtime.sequences[row].prefill_left = len(req.full_untruncated_fill_ids) - req.extend_end
+
+
+def bind(runtime: NexusRuntime, req: Any, row: int) -> None:
+    """A request has got a row.
+
+    Args:
+        runtime: whose rows.
+        req: SGLang's request, which was accepted (``nexus_plan``).
+        row: its request row.
+    """
+    sequence = RunningSequence(
+        rid=req.rid,
+        row=row,
+        final=final_length(req),
+        plan=req.nexus_plan,
+        token_ids=lambda: req.origin_input_ids + req.output_ids,
+    )
+    runtime.sequences[row] = sequence
+    runtime.window.begin(row, req.prefix_len)
+    before = getattr(req, "nexus_sequence", None)
+    if before is None:
+        runtime.counters.sequences += 1
+    else:  # retracted, and admitted again
+        sequence.carry_over(before)
+    req.nexus_sequence = sequence
+
+
+def end_pass(runtime: NexusRuntime, batch: Any) -> None:
+    """Evict what the pass left over budget.
+
+    Args:
+        runtime: whose rows.
+        batch: the batch that :func:`begin_pass` had.
+    """
+    runtime.batch_rows = []
+    extend = batch.forward_mode.is_extend()
+    for req in batch.reqs:
+        seq = runtime.sequences.get(req.kv.req_pool_idx)
+        if seq is None:
+            continue
+        seq.peak = max(seq.peak, runtime.rows.resident[seq.row])
+        evictions = seq.evictions
+        if extend:
+            room = reclaimable(runtime) - expected_growth(runtime, besides=seq) if seq.prefill_left else 0
+            runtime.evictor.after_prefill(seq, protected_length(runtime, req), room)
+        else:
+            runtime.evictor.after_decode(seq, partial(protected_length, runtime, req))
+        if seq.evictions > evictions:
+            runtime.tree.recount(req.last_node)
+    if runtime.config.debug:
+        runtime.table.check_integrity()
+        runtime.rows.check_integrity()
+
+
+def protected_length(runtime: NexusRuntime, req: Any) -> int:
+    """Leading tokens of a request that others read too, or wait to read, in whole blocks.
+
+    Rounded up, so that the result does not depend on where exactly inside a block the readers part.
+
+    Args:
+        runtime: whose tree and queue.
+        req: SGLang's request.
+    """
+    shared = runtime.tree.shared_length(req.last_node)
+    return runtime.config.whole_blocks(max(shared, awaited_length(req, runtime.waiting())))
+
+
+def awaited_length(req: Any, waiting: Any) -> int:
+    """Leading tokens of a request that requests in the queue start with as well.
+
+    Agents that start together share a prompt that the radix tree has not seen shared yet.
+
+    Args:
+        req: SGLang's request.
+        waiting: the queue, its head first.
+    """
+    mine = np.asarray(req.origin_input_ids)
+    longest = 0
+    for other in islice(waiting, WAITING_LOOKED_AT):
+        if other is req or other.extra_key != req.extra_key or other.cache_salt != req.cache_salt:
+            continue
+        longest = max(longest, common_prefix(mine, other.origin_input_ids))
+    return longest
+
+
 def follow_tree(result: Any, tree: Any, req: Any, **kwargs: Any) -> None:
-    """AFTER ``UnifiedRadixCache.checkpoint_into_tree``: the row may name the tree's copies of its tokens now.
+    """AFTER ``UnifiedRadixCache.checkpoint_into_tree``, which took over the tokens of a row after a pass.
 
     Args:
         result: None.
@@ -60,8 +174,22 @@ def follow_tree(result: Any, tree: Any, req: Any, **kwargs: Any) -> None:
     """
     if tree.disable or req.last_node is None:
         return
-    tree.tree_core.mark_prompt(req.last_node, len(req.origin_input_ids))
-    tree.token_to_kv_pool_allocator.runtime.row_rewritten(req)
+    runtime = runtime_of(tree)
+    runtime.tree.mark_prompt(req.last_node, len(req.origin_input_ids))
+    reread(runtime, req.kv.req_pool_idx)
+
+
+def reread(runtime: NexusRuntime, row: int) -> None:
+    """The tree took a row's tokens: its ids may be those of the tree's copies now, and holes of other rows may be filled.
+
+    Args:
+        runtime: whose rows.
+        row: the request row.
+    """
+    if runtime.tree.take_healed():
+        runtime.rows.rebuild_all()
+    elif runtime.rows.length[row]:
+        runtime.rows.rebuild(row)
 
 
 HOOKS = (

@@ -1,6 +1,6 @@
 """Tensor parallelism: each rank is a scheduler process with its own page table and its share of the heads.
 
-Ranks see the same requests in the same order, so all they must exchange are block scores (``statistics.parallel``).
+Ranks see the same requests in the same order, so all they must exchange are block scores (``evidence.score_group``).
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from nexus_sglang import SGLANG_VERSION, __version__
 from nexus_sglang.errors import RankMismatchError, SelfCheckError
 from nexus_sglang.evidence.score_group import ALONE, ProcessScores, ScoreGroup
 
+from .runtime import NexusRuntime
+
 
 def score_group() -> ScoreGroup:
     """The ranks among which SGLang has split the attention heads of this process's requests."""
@@ -22,13 +24,18 @@ def score_group() -> ScoreGroup:
     return ProcessScores(ranks.device_group, ranks.cpu_group) if ranks.world_size > 1 else ALONE
 
 
-def check_ranks(runtime) -> None:
+def check_ranks(runtime: NexusRuntime) -> None:
     """Everything a choice of blocks depends on, beside scores and requests, is the same on all ranks.
+
+    Args:
+        runtime: this rank's.
 
     Raises:
         SelfCheckError: on every rank, naming what differs and the ranks.
     """
-    group, table, window = runtime.evictor.group, runtime.table, runtime.window
+    group = runtime.evictor.group
+    table = runtime.table
+    window = runtime.window
     facts = {
         "the configuration": runtime.config.to_json(),
         "the policy": f"{type(runtime.policy).__qualname__} {dataclasses.asdict(runtime.policy)}",

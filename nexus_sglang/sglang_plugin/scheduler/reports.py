@@ -10,6 +10,8 @@ from typing import Any
 from nexus_sglang.sglang_plugin.installer import Hook
 
 from . import telemetry
+from .admission import reclaimable
+from .runtime import runtime_of
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +64,7 @@ def show_state(result: Any, controller: Any, state: dict[str, Any]) -> None:
         controller: SGLang's ``SchedulerInternalStateController``.
         state: the answer; gains the key ``nexus``.
     """
-    runtime = controller.scheduler.token_to_kv_pool_allocator.runtime
+    runtime = runtime_of(controller.scheduler)
     state["nexus"] = {**telemetry.snapshot(runtime), "recent_requests": dict(runtime.log.recent)}
 
 
@@ -75,7 +77,7 @@ def log_batch(result: Any, reporter: Any, *args: Any, **kwargs: Any) -> None:
         args: as for the hooked function.
         kwargs: as for the hooked function.
     """
-    runtime = reporter.scheduler.token_to_kv_pool_allocator.runtime
+    runtime = runtime_of(reporter.scheduler)
     runtime.batches += 1
     if runtime.batches % max(1, reporter.decode_log_interval) == 0 and reporter.is_stats_logging_rank:
         logger.info(telemetry.log_line(runtime))
@@ -92,14 +94,14 @@ def count_virtual_ids(original: Callable[[Any], Any], observer: Any) -> Any:
         Its statistics, in virtual ids; usage is that of the physical slots.
     """
     stats = original(observer)
-    allocator = observer.token_to_kv_pool_allocator
-    free = allocator.table.free_ids
+    runtime = runtime_of(observer)
+    free = runtime.table.free_ids
     return dataclasses.replace(
         stats,
         full_available_size=free,
         full_num_used=observer.max_total_num_tokens - free - stats.full_evictable_size,
         # What the operator watches is memory, so usage is physical: mapped and not evictable.
-        full_token_usage=max(0.0, 1 - allocator.runtime.reclaimable() / allocator.table.physical_size),
+        full_token_usage=max(0.0, 1 - reclaimable(runtime) / runtime.table.physical_size),
     )
 
 

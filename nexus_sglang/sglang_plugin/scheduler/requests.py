@@ -6,17 +6,19 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from nexus_sglang.config import TokenAmount
 from nexus_sglang.errors import ConfigError
+from nexus_sglang.eviction.request_plan import RequestPlan
 from nexus_sglang.sglang_plugin.installer import Hook
 
-from . import hints
+from .admission import room_without_eviction
+from .hints import Hints, read_hints, require_room
+from .runtime import NexusRuntime, runtime_of
 
 logger = logging.getLogger(__name__)
 
 
 def accept_request(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs: Any) -> Any:
-    """AFTER ``Scheduler._create_generation_req``: read the request's wishes; other budgets get their own prefixes.
+    """AFTER ``Scheduler._create_generation_req``: read the request's wishes and resolve its plan, ``req.nexus_plan``.
 
     Args:
         req: the request SGLang has made; changed in place.
@@ -28,29 +30,46 @@ def accept_request(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs
     Returns:
         ``req``; one that asks for what cannot be is set to finish with an error.
     """
-    runtime = scheduler.token_to_kv_pool_allocator.runtime
-    prompt = len(req.origin_input_ids)
+    runtime = runtime_of(scheduler)
+    prompt = min(len(req.origin_input_ids), scheduler.max_req_input_len)  # SGLang may yet truncate it to that
     try:
-        req.nexus_hints = wishes = hints.read_hints(req.sampling_params.custom_params)
-        if not wishes.evict:
-            hints.require_room(prompt, runtime.room_without_eviction())
+        hints = read_hints(req.sampling_params.custom_params)
+        if not hints.evict:
+            require_room(prompt, room_without_eviction(runtime))
     except ConfigError as err:
         req.set_finish_with_abort(str(err))
+        req.nexus_plan = plan_of(runtime, len(req.origin_input_ids), Hints())
         # SGLang goes on to compare these with the prompt, which is one token now, and would answer with that instead.
         recv_req.logprob_start_len = -1
         recv_req.routed_experts_start_len = 0
         return req
+    req.nexus_plan = plan_of(runtime, prompt, hints)
     start = recv_req.logprob_start_len
     if recv_req.return_logprob and start is not None and 0 <= start < prompt - 1:
         logger.warning("rid %s: input logprobs over an evicted prefix are those of the reduced cache", req.rid)
-    space = None
-    if not wishes.evict:
-        space = hints.WHOLE
-    elif wishes.budget is not None and TokenAmount(wishes.budget) != runtime.config.budget:
-        space = f"kv_budget={wishes.budget:g}"
+    space = req.nexus_plan.prefix_space
     if space:
         req.extra_key = f"{req.extra_key}|{space}" if req.extra_key else space
     return req
+
+
+def plan_of(runtime: NexusRuntime, prompt_tokens: int, hints: Hints) -> RequestPlan:
+    """What a request may keep on this pool.
+
+    Args:
+        runtime: whose settings and pool.
+        prompt_tokens: length of its prompt.
+        hints: its wishes.
+    """
+    return RequestPlan.resolve(
+        runtime.config,
+        runtime.largest_budget,
+        prompt_tokens,
+        budget=hints.budget,
+        evict=hints.evict,
+        pin=hints.pin,
+        trace=hints.trace,
+    )
 
 
 def fit_request(result: Any, scheduler: Any, req: Any) -> None:
@@ -61,11 +80,10 @@ def fit_request(result: Any, scheduler: Any, req: Any) -> None:
         scheduler: SGLang's ``Scheduler``.
         req: the request; the length of its answer is clipped in place.
     """
-    runtime = scheduler.token_to_kv_pool_allocator.runtime
-    if runtime.can_thin(req):
+    if req.nexus_plan.evict:
         return
     params = req.sampling_params
-    room = runtime.room_without_eviction() - len(req.origin_input_ids)
+    room = room_without_eviction(runtime_of(scheduler)) - len(req.origin_input_ids)
     params.max_new_tokens = min(params.max_new_tokens, max(0, room))
     params.min_new_tokens = min(params.min_new_tokens, params.max_new_tokens)
 
@@ -93,7 +111,7 @@ def count_retraction(result: Any, *, token_to_kv_pool_allocator: Any, **kwargs: 
         token_to_kv_pool_allocator: a ``NexusAllocator``.
         kwargs: as for the hooked function.
     """
-    token_to_kv_pool_allocator.runtime.evictor.counters.retractions += 1
+    token_to_kv_pool_allocator.runtime.counters.retractions += 1
 
 
 HOOKS = (

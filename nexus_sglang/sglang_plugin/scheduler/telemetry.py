@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections import OrderedDict
 from typing import Any
 
-logger = logging.getLogger(__name__)
+from nexus_sglang.eviction.sequence import RunningSequence
 
 RECENT = 256
 """Finished requests remembered for ``/server_info``."""
@@ -22,6 +21,12 @@ class RequestLog:
         self.recent: OrderedDict[str, dict[str, Any]] = OrderedDict()
 
     def add(self, rid: str, report: dict[str, Any]) -> None:
+        """Remember a report, and forget the oldest.
+
+        Args:
+            rid: request id.
+            report: see :func:`request_report`.
+        """
         if rid.startswith(PROBES):
             return
         self.recent[rid] = report
@@ -29,15 +34,18 @@ class RequestLog:
             self.recent.popitem(last=False)
 
 
-def snapshot(runtime) -> dict[str, Any]:
+def snapshot(runtime: Any) -> dict[str, Any]:
     """Plain numbers, in tokens unless said otherwise.
 
-    ``logical`` counts names in use (rows and cache), ``resident`` the physical slots behind them;
-    ``evictable`` and ``protected`` split the cache into what no request holds and what one does.
+    Args:
+        runtime: the ``NexusRuntime``.
+
+    Returns:
+        ``logical`` counts the virtual ids in use (of rows and cache), ``resident`` the physical slots behind them;
+        ``evictable`` and ``protected`` split the cache into what no request holds and what one does.
     """
-    config, counts = runtime.config, runtime.table.counts()
-    evictable = runtime.tree.evictable_size() if runtime.tree is not None else 0
-    protected = runtime.tree.protected_size() if runtime.tree is not None else 0
+    config = runtime.config
+    counts = runtime.table.counts()
     return {
         "policy": config.policy,
         "budget": config.budget.value,
@@ -49,17 +57,21 @@ def snapshot(runtime) -> dict[str, Any]:
         "resident": counts.physical_mapped,
         "virtual_free": counts.virtual_free,
         "physical_free": counts.physical_free,
-        "evictable": evictable,
-        "protected": protected,
-        "evictable_resident": runtime.tree.resident_evictable() if runtime.tree is not None else 0,
+        "evictable": runtime.tree.evictable_size(),
+        "protected": runtime.tree.protected_size(),
+        "evictable_resident": runtime.tree.resident_evictable(),
         "largest_budget": runtime.largest_budget,
         "query_window_bytes": runtime.window.bytes,
-        **dataclasses.asdict(runtime.evictor.counters),
+        **dataclasses.asdict(runtime.counters),
     }
 
 
-def log_line(runtime) -> str:
-    """One line beside SGLang's own batch lines; says so when nothing was ever evicted."""
+def log_line(runtime: Any) -> str:
+    """One line beside SGLang's own batch lines; says so when nothing was ever evicted.
+
+    Args:
+        runtime: the ``NexusRuntime``.
+    """
     s = snapshot(runtime)
     ran = (
         f"events {s['eviction_events']}, evicted {s['tokens_evicted']}"
@@ -73,12 +85,18 @@ def log_line(runtime) -> str:
     )
 
 
-def request_report(seq, live: int, length: int) -> dict[str, Any]:
-    """What one request holds: goes into its ``meta_info`` and the recent list."""
+def request_report(seq: RunningSequence, resident: int, length: int) -> dict[str, Any]:
+    """What one request holds: goes into its ``meta_info`` and the recent list.
+
+    Args:
+        seq: the request's sequence.
+        resident: its resident tokens.
+        length: all its tokens.
+    """
     report = {
         "logical": length,
-        "resident": live,
-        "evicted": length - live,
+        "resident": resident,
+        "evicted": length - resident,
         "peak_resident": seq.peak,
         "budget": seq.budget,
         "pinned": min(seq.pinned, length),
@@ -86,7 +104,7 @@ def request_report(seq, live: int, length: int) -> dict[str, Any]:
         "tokens_evicted": seq.tokens_evicted,
     }
     for clip in ("budget_clipped", "pin_clipped"):
-        if getattr(seq, clip):
+        if getattr(seq.plan, clip):
             report[clip] = True
     if seq.trace:
         report["trace"] = [{"length": e.length, "blocks": e.blocks, "tokens": e.tokens} for e in seq.events]

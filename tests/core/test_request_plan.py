@@ -1,0 +1,44 @@
+"""What a request may keep: its wishes against the pool's largest budget."""
+
+from __future__ import annotations
+
+import pytest
+
+from nexus_sglang.config import NexusConfig, TokenAmount
+from nexus_sglang.eviction.request_plan import WHOLE, RequestPlan
+from nexus_sglang.eviction.sequence import RunningSequence
+
+CONFIG = NexusConfig("nexus")
+FLOOR = CONFIG.private_floor(128)
+
+
+@pytest.mark.parametrize(
+    "asked, room, pinned", [(40, 900, 64), (64, 900, 64), (65, 900, 96), (5000, 227, 224), (5000, 40, 32)]
+)
+def test_a_pin_is_whole_blocks_and_leaves_the_private_floor(asked, room, pinned):
+    """A pin that ends inside a block would lose that block when protection is clipped."""
+    plan = RequestPlan.resolve(CONFIG, room + FLOOR, 300, budget=TokenAmount(128), pin=asked)
+    assert plan.pinned == pinned
+    assert plan.pin_clipped == (pinned < asked)
+
+
+def test_without_wishes_the_server_decides():
+    plan = RequestPlan.resolve(CONFIG, 5000, 2000)
+    assert plan == RequestPlan(400)
+    assert plan.evict
+
+
+def test_a_budget_is_clipped_to_the_pool_and_gets_its_own_prefixes():
+    plan = RequestPlan.resolve(CONFIG, 900, 2000, budget=TokenAmount(0.5))
+    assert (plan.budget, plan.budget_clipped, plan.prefix_space) == (900, True, "kv_budget=0.5")
+    plan = RequestPlan.resolve(CONFIG, 5000, 2000, budget=TokenAmount(0.2))
+    assert (plan.budget, plan.budget_clipped, plan.prefix_space) == (400, False, None)
+
+
+def test_who_is_not_evicted_from_keeps_all_it_can_grow_to():
+    plan = RequestPlan.resolve(CONFIG, 900, 2000, budget=TokenAmount(0.5), evict=False, trace=True)
+    assert not plan.evict
+    assert plan.prefix_space == WHOLE
+    assert plan.trace
+    assert not plan.budget_clipped
+    assert RunningSequence("r", row=1, final=2500, plan=plan, token_ids=list).budget == 2500
