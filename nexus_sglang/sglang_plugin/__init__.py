@@ -13,8 +13,9 @@ which own the GPU. They share nothing but the checked config, which ``carrier`` 
    the scheduler ``scheduler.built_check`` does the same with what SGLang has built.
 3. Allocator. ``scheduler.build`` puts our parts among SGLang's, on memory that ``scheduler.reserve`` has kept free.
    ``scheduler.allocator`` gives out virtual ids; forward passes write to the KV slots behind them.
-4. Row. ``scheduler.requests`` reads what a request asks for (``scheduler.hints``). ``scheduler.admission`` and
-   ``scheduler.prefill_budget`` price it in KV slots. ``scheduler.runtime`` keeps its compact row as long as it runs.
+4. Row. ``scheduler.requests`` reads what a request asks for (``scheduler.hints``) and resolves its plan.
+   ``scheduler.admission`` and ``scheduler.prefill_budget`` price it in KV slots. ``scheduler.runtime`` keeps its compact
+   row as long as it runs; SGLang's request pool tells ``scheduler.row_listener`` when the row grows.
 5. Forward. ``scheduler.passes`` stands around each forward pass. Attention (``attention``) reads compact rows, and the
    queries it attends with go into the query window.
 6. Evidence. After the pass, the attention of the query window over each block is measured, for sequences over budget.
@@ -64,9 +65,9 @@ ATTACHED = (
     ),
     Attached(
         "token_to_kv_pool_allocator", "runtime", "the NexusRuntime of this process; the allocator is ours",
-        written_by=("scheduler.build",),
-        read_by=("attention.backends", "scheduler.allocator", "scheduler.build", "scheduler.built_check",
-                 "scheduler.passes", "scheduler.prefill_budget", "scheduler.reports", "scheduler.requests"),
+        written_by=("scheduler.allocator",),
+        read_by=("scheduler.allocator", "scheduler.build", "scheduler.prefill_budget", "scheduler.requests",
+                 "scheduler.runtime"),
     ),
     Attached(
         "AttentionBackend", "nexus_runtime", "the same",
@@ -89,14 +90,14 @@ ATTACHED = (
         read_by=("attention.plain_torch",),
     ),
     Attached(
-        "Req", "nexus_hints", "what the request asks for, read when it was accepted",
+        "Req", "nexus_plan", "its RequestPlan, resolved when it was accepted",
         written_by=("scheduler.requests",),
-        read_by=("scheduler.hints",),
+        read_by=("scheduler.admission", "scheduler.passes", "scheduler.prefill_budget", "scheduler.requests"),
     ),
     Attached(
         "Req", "nexus_sequence", "its RunningSequence, from its first pass on",
-        written_by=("scheduler.runtime",),
-        read_by=("scheduler.reports", "scheduler.runtime"),
+        written_by=("scheduler.passes",),
+        read_by=("scheduler.passes", "scheduler.reports"),
     ),
     Attached(
         "PrefillAdder.memory_budget", "candidate", "the request that is being priced; the budget is ours",
