@@ -19,8 +19,8 @@ class RequestPlan(NamedTuple):
         trace: whether the answer lists every eviction event.
         budget_clipped: whether a larger budget was asked for than the pool can grant.
         pin_clipped: whether a longer pin was asked for than the pool can grant.
-        prefix_space: which other requests it shares prefixes with, besides SGLang's own ``extra_key``: those of the same
-            prefix space; None for the server's own. What one budget has thinned is of no use to a larger one.
+        prefix_space: it shares prefixes with requests of the same prefix space only (and of the same ``extra_key`` of
+            SGLang's); None for the server's own. What one budget has thinned is of no use to a larger one.
     """
 
     budget: int | None

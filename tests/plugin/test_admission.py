@@ -43,7 +43,7 @@ def request(runtime: NexusRuntime, prompt: int, answered: int = 0) -> SimpleName
 
 
 def test_the_whole_block_in_which_readers_part_is_priced():
-    """145 shared tokens protect five blocks of 32: of the evicted prefix what is left, and 15 tokens that are not shared."""
+    """145 shared tokens protect five blocks of 32: what is left of the prefix, and 15 tokens that are not shared."""
     runtime = alone(shared=145, resident=64)
     assert steady_size(runtime, request(runtime, 400)) == 64 + 15 + runtime.config.private_floor(128)
     runtime = alone(shared=0, resident=0)

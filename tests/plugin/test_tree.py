@@ -1,4 +1,4 @@
-"""The radix tree's core with readers, healing and thinning, on SGLang's own structures. Imports SGLang: half a minute."""
+"""The radix tree's core with readers, healing and thinning, on SGLang's structures. Imports SGLang: half a minute."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ import torch
 class LogSumExp:
     """Collects what FlashInfer's wrappers return, one layer at a time.
 
-    SGLang calls ``forward`` or ``forward_return_lse`` of one wrapper, or of two: with a cached prefix, attention to the new
-    tokens and attention to the prefix are computed apart and merged. The log-sum-exp of both adds up.
+    SGLang calls ``forward`` or ``forward_return_lse`` of one wrapper, or of two: with a cached prefix, attention to the
+    new tokens and attention to the prefix are computed apart and merged. The log-sum-exp of both adds up.
     """
 
     def __init__(self) -> None:

@@ -62,9 +62,9 @@ def keep_queries(
     """AROUND ``forward_extend`` and ``forward_decode`` of the paged backends: attend as they do, then keep the queries.
     With FlashInfer their log-sum-exp is kept as well.
 
-    A decode pass may be recorded into a CUDA graph. What is recorded follows ``req_pool_indices`` and ``positions``, the
-    graph's own input buffers. The plan is made anew at the first layer of every pass and never kept with the batch: a
-    recorded pass runs its Python code more than once over one batch, and only the last time is in the graph.
+    A decode pass may be recorded into a CUDA graph. What is recorded follows ``req_pool_indices`` and ``positions``,
+    the graph's own input buffers. The plan is made anew at the first layer of every pass and never kept with the batch:
+    a recorded pass runs its Python code more than once over one batch, and only the last time is in the graph.
 
     Args:
         original: attends.

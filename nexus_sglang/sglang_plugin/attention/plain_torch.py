@@ -55,7 +55,7 @@ def extend(
 
 
 def _expand(kv: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """``[T, Hkv, D]`` to ``[1, Hq, T, D]`` in the query's dtype: each key head repeated for the query heads of its group."""
+    """``[T, Hkv, D]`` to ``[1, Hq, T, D]`` in the query's dtype: a key head once for each query head of its group."""
     group = query.shape[1] // kv.shape[1]
     kv = kv.to(query.dtype).transpose(0, 1).contiguous()
     return kv[:, None].expand(-1, group, -1, -1).reshape(1, query.shape[1], *kv.shape[1:])

@@ -19,8 +19,8 @@ from .runtime import NexusRuntime
 class NexusAllocator(BaseTokenToKVPoolAllocator):
     """Hands out virtual ids; the pool behind it is addressed through :meth:`translate_write_loc`.
 
-    ``size`` is the virtual capacity, so SGLang's own leak checks count virtual ids. ``available_size`` is the smaller of
-    both spaces: what an allocation can really get.
+    ``size`` is the virtual capacity, so SGLang's own leak checks count virtual ids. ``available_size`` is the smaller
+    of both spaces: what an allocation can really get.
 
     Args:
         runtime: owner of the page table; everything of SGLang's that holds this allocator finds it here.

@@ -1,17 +1,18 @@
 """Around a forward pass: before it requests get their rows, after it what is over budget is evicted.
 
-With overlap scheduling there are two streams, and page table and rows are written on both: ids are given out, rows grow
-and requests are freed on the scheduler's stream, evictions happen on the stream of the forward pass. What the host does
-is one sequence, and the device has to follow it:
+With overlap scheduling there are two streams, and page table and rows are written on both: ids are given out, rows
+grow and requests are freed on the scheduler's stream, evictions happen on the stream of the forward pass. What the host
+does is one sequence, and the device has to follow it:
 
-1. Step n+1 is allocated after step n was launched. By then eviction n is queued and ``rows.resident`` holds its outcome.
-2. The new token's slot is written to its compact row on the scheduler's stream. The forward stream waits for that stream
-   (``Scheduler.run_batch``) before it plans step n+1 from rows and ``rows.resident``; then it runs and evicts.
+1. Step n+1 is allocated after step n was launched. By then eviction n is queued, and ``rows.resident`` holds its
+   outcome.
+2. The new token's slot is written to its compact row on the scheduler's stream. The forward stream waits for that
+   stream (``Scheduler.run_batch``) before it plans step n+1 from rows and ``rows.resident``; then it runs and evicts.
 3. After each launch the scheduler's stream waits for the whole forward stream (``Scheduler._apply_war_barrier``, made
    coarse by ``build.WHOLE_BARRIER``), so nothing it does next overtakes eviction n+1.
 
-The waits of 2 and 3 are between streams. The host goes on, unless something it then does on the scheduler's stream waits
-for the device. Without overlap there is one stream.
+The waits of 2 and 3 are between streams. The host goes on, unless something it then does on the scheduler's stream
+waits for the device. Without overlap there is one stream.
 """
 
 from __future__ import annotations
@@ -180,7 +181,9 @@ def follow_tree(result: Any, tree: Any, req: Any, **kwargs: Any) -> None:
 
 
 def reread(runtime: NexusRuntime, row: int) -> None:
-    """The tree took a row's tokens: its ids may be those of the tree's copies now, and holes of other rows may be filled.
+    """The tree took a row's tokens: read the row anew, and all rows where that filled holes.
+
+    Its ids may be those of the tree's copies now. A hole that was filled may be in other rows too.
 
     Args:
         runtime: whose rows.

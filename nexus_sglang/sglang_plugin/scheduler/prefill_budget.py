@@ -66,7 +66,7 @@ class NexusPrefillBudget(PrefillBudget):
             extend_input_len: tokens to be prefilled.
             total_tokens: those and what SGLang expects of the answer.
             max_new_tokens: tokens it may still decode.
-            input_tokens: prompt and, after a retraction, the answer so far. Not looked at: the budget follows the prompt.
+            input_tokens: prompt and, after a retraction, the answer so far. Not looked at: the plan follows the prompt.
             swa_host_hit_length: not looked at, of sliding windows.
             chunk_limit: largest chunk SGLang would take; None where it does not cut prompts.
             auxiliary_swa_host_hit_length: not looked at, of sliding windows.

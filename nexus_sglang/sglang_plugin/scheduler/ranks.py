@@ -56,5 +56,6 @@ def check_ranks(runtime: NexusRuntime) -> None:
     if problems:
         listing = "\n  - ".join(problems)
         raise SelfCheckError(
-            f"nexus-sglang refuses to serve:\n  - {listing}\nRecipe: start every node with the same arguments and versions."
+            f"nexus-sglang refuses to serve:\n  - {listing}\n"
+            "Recipe: start every node with the same arguments and versions."
         )

@@ -1,9 +1,9 @@
 """The radix tree's core with what eviction has to know about its nodes.
 
 SGLang's Python tree core, registered as the backend ``nexus``. A node additionally remembers whether a prompt runs
-through it, which tells a shared prefix from a conversation whose answer was tokenised anew (``carries_prompt``), and how
-many physical slots are behind it (``resident``). A duplicate that is about to be freed first fills the holes of the copy
-that stays.
+through it (``carries_prompt``), which tells a shared prefix from a conversation whose answer was tokenised anew, and
+how many physical slots are behind it (``resident``). A duplicate that is about to be freed first fills the holes of the
+copy that stays.
 """
 
 from __future__ import annotations
