@@ -14,8 +14,8 @@ which own the GPU. They share nothing but the checked config, which ``carrier`` 
 3. Allocator. ``scheduler.build`` puts our parts among SGLang's, on memory that ``scheduler.reserve`` has kept free.
    ``scheduler.allocator`` gives out virtual ids; forward passes write to the KV slots behind them.
 4. Row. ``scheduler.requests`` reads what a request asks for (``scheduler.hints``) and resolves its plan.
-   ``scheduler.admission`` and ``scheduler.prefill_budget`` price it in KV slots. ``scheduler.runtime`` keeps its compact
-   row as long as it runs; SGLang's request pool tells ``scheduler.row_listener`` when the row grows.
+   ``scheduler.admission`` and ``scheduler.prefill_budget`` price it in KV slots. ``scheduler.runtime`` keeps its
+   compact row as long as it runs; SGLang's request pool tells ``scheduler.row_listener`` when the row grows.
 5. Forward. ``scheduler.passes`` stands around each forward pass. Attention (``attention``) reads compact rows, and the
    queries it attends with go into the query window.
 6. Evidence. After the pass, the attention of the query window over each block is measured, for sequences over budget.
@@ -26,9 +26,9 @@ which own the GPU. They share nothing but the checked config, which ``carrier`` 
 Beside this way: ``scheduler.pressure`` thins the cache when memory runs out, ``scheduler.ranks`` keeps the ranks of
 tensor parallelism together, ``scheduler.reports`` and ``scheduler.telemetry`` show what happened.
 
-**What is changed in SGLang.** ``hook_table`` lists hooks, replaced attributes and overridden methods. ``installer`` puts
-hooks in place, and refuses to serve unless all of it fits. Without ``--kv-policy`` only the launch hooks are installed
-(``hook_table.LAUNCH``, two attributes of ``Engine``, two resolution steps), and hand every call on.
+**What is changed in SGLang.** ``hook_table`` lists hooks, replaced attributes and overridden methods. ``installer``
+puts hooks in place, and refuses to serve unless all of it fits. Without ``--kv-policy`` only the launch hooks are
+installed (``hook_table.LAUNCH``, two attributes of ``Engine``, two resolution steps), and hand every call on.
 
 **What is hung on SGLang's objects**: :data:`ATTACHED`. **Which of their fields get another value**: :data:`CHANGED`.
 **Environment variables**: :data:`ENVIRONMENT`. Tests compare these tables with the code.

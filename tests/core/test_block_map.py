@@ -24,7 +24,8 @@ def blocks_of(b: Bench, row: int) -> dict[int, int]:
 
 
 def check(b: Bench, seq) -> None:
-    block_map, real = seq.block_map, blocks_of(b, seq.row)
+    block_map = seq.block_map
+    real = blocks_of(b, seq.row)
     assert block_map.resident == sum(real.values()) == b.rows.resident[seq.row] and block_map.blocks == len(real)
     known = dict(zip(block_map.index, block_map.tokens, strict=True))
     assert known.items() <= real.items() and block_map.index == sorted(known)
@@ -76,7 +77,8 @@ def test_the_host_is_right_whatever_happens(data):
                 length = min(590, length + 1)
                 b.grow(1, length) if b.rows.length[1] < length else None
                 b.evictor.after_decode(seq, lambda shared=protected: shared)
-        b.table.check_integrity(), b.rows.check_integrity()
+        b.table.check_integrity()
+        b.rows.check_integrity()
         if seq.block_map is not None and seq.block_map.generation == b.rows.generations[1]:
             seq.block_map.grow(length)
             check(b, seq)
@@ -114,8 +116,10 @@ def test_a_row_that_changed_without_growing_is_read_again():
     punch(b, 1, [int(p) for p in b.rows.positions[1, :resident] if 8 <= p < 130 and p >= 80][:4])
     assert b.rows.resident[1] == resident
     for length in range(161, 220):
-        b.grow(1, length), b.evictor.after_decode(seq, lambda: 0)
-        b.table.check_integrity(), b.rows.check_integrity()
+        b.grow(1, length)
+        b.evictor.after_decode(seq, lambda: 0)
+        b.table.check_integrity()
+        b.rows.check_integrity()
 
 
 def test_a_hole_in_the_recent_window_grows_old():
@@ -125,16 +129,21 @@ def test_a_hole_in_the_recent_window_grows_old():
     b.evictor.after_prefill(seq, 0, 0)
     assert seq.block_map.unknown, "the hole was not among the candidates"
     for length in range(161, 260):
-        b.grow(1, length), b.evictor.after_decode(seq, lambda: 0)
-        b.table.check_integrity(), b.rows.check_integrity()
-        seq.block_map.grow(length), check(b, seq)
+        b.grow(1, length)
+        b.evictor.after_decode(seq, lambda: 0)
+        b.table.check_integrity()
+        b.rows.check_integrity()
+        seq.block_map.grow(length)
+        check(b, seq)
 
 
 def test_a_filled_hole_is_seen_by_every_row_that_shares_it():
     b = bench("streaming-llm")
-    one, two = b.sequence(1, 160, budget=80), b.sequence(2, 40, budget=80)
+    one = b.sequence(1, 160, budget=80)
+    two = b.sequence(2, 40, budget=80)
     b.table.free(b.rows.virtual(2))
-    b.req_to_token[2, :160], b.rows.length[2] = b.req_to_token[1, :160].clone(), 160
+    b.req_to_token[2, :160] = b.req_to_token[1, :160].clone()
+    b.rows.length[2] = 160
     b.rows.rebuild(2)
     runtime = SimpleNamespace(rows=b.rows, tree=SimpleNamespace(take_healed=lambda: True))
     b.evictor.after_prefill(one, 0, 0)
@@ -147,8 +156,10 @@ def test_a_filled_hole_is_seen_by_every_row_that_shares_it():
     passes.reread(runtime, 1)
     b.rows.check_integrity()
     for length in range(161, 190):
-        b.grow(2, length), b.evictor.after_decode(two, lambda: 160)
-        b.rows.check_integrity(), b.table.check_integrity()
+        b.grow(2, length)
+        b.evictor.after_decode(two, lambda: 160)
+        b.rows.check_integrity()
+        b.table.check_integrity()
 
 
 def test_a_wrong_count_is_found_and_hands_out_no_slot_outside_of_the_pool():

@@ -26,7 +26,8 @@ def test_budget_sinks_and_recent_window_hold(policy):
     assert b.blocks(1)[-2:] == [48, 49], "the recent window stays"
     assert b.table.counts().physical_free == 1024 - 80
     assert b.rows.length[1] == 400, "the logical length stays"
-    b.table.check_integrity(), b.rows.check_integrity()
+    b.table.check_integrity()
+    b.rows.check_integrity()
 
 
 def test_twenty_decode_evictions_move_the_kept_set():
@@ -86,7 +87,8 @@ def test_protection_never_holds_more_than_the_pool_can_grant():
     """Two long prompts that start alike: what the queue awaits must not stop the first from being thinned."""
     b = bench()
     b.evictor.largest_budget = 200
-    seq, other = b.sequence(1, 400, budget=80), b.sequence(2, 300, budget=80)
+    seq = b.sequence(1, 400, budget=80)
+    other = b.sequence(2, 300, budget=80)
     b.req_to_token[2, :300] = b.req_to_token[1, :300]  # the other request holds the same prefix
     b.table.free(torch.arange(401, 701))
     b.rows.rebuild(2)
@@ -94,12 +96,14 @@ def test_protection_never_holds_more_than_the_pool_can_grant():
     b.evictor.after_prefill(seq, protected=400, room=100)
     assert b.rows.resident[1] <= 200 and b.evictor.counters.protection_clipped == 1
     assert b.rows.resident[2] < 300 and other.rid == "r2"
-    b.table.check_integrity(), b.rows.check_integrity()
+    b.table.check_integrity()
+    b.rows.check_integrity()
 
 
 def test_pins_and_no_eviction():
     b = bench()
-    pinned, exempt = b.sequence(1, 300, budget=100, pinned=40), b.sequence(2, 300, budget=None)
+    pinned = b.sequence(1, 300, budget=100, pinned=40)
+    exempt = b.sequence(2, 300, budget=None)
     b.evictor.after_prefill(pinned, 0, 0)
     b.evictor.after_prefill(exempt, 0, 0)
     assert b.blocks(1)[:5] == [0, 1, 2, 3, 4] and b.rows.resident[1] == 100
@@ -191,7 +195,8 @@ def test_a_sequence_hashes_each_block_once():
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_a_warm_up_changes_nothing(policy, caplog):
-    plain, warmed = bench(policy), bench(policy)
+    plain = bench(policy)
+    warmed = bench(policy)
     warmed.evictor.warm_up()
     assert warmed.evictor.counters == plain.evictor.counters and not caplog.records
     events = []
@@ -202,7 +207,8 @@ def test_a_warm_up_changes_nothing(policy, caplog):
         for length in range(301, 320):
             b.grow(1, length)
             b.evictor.after_decode(seq, lambda: 30)
-        b.table.check_integrity(), b.rows.check_integrity()
+        b.table.check_integrity()
+        b.rows.check_integrity()
         events.append(
             (seq.events, b.rows.slots.tolist(), b.table.free_physical.tolist(), b.ledger.weight.nan_to_num(-1).tolist())
         )
@@ -224,7 +230,8 @@ def test_a_policy_that_cannot_digest_padding_does_not_stop_the_server(caplog):
 
 def lse_given(monkeypatch) -> list[bool]:
     """Whether each call of the attention kernel from now on was given a log-sum-exp."""
-    given, attend = [], head_reduction.block_attention_rows
+    given = []
+    attend = head_reduction.block_attention_rows
 
     def noted(*args, **options):
         given.append(args[11] is not None)
@@ -236,7 +243,8 @@ def lse_given(monkeypatch) -> list[bool]:
 
 @pytest.mark.parametrize("policy", ["nexus", "h2o", "morphkv"])
 def test_a_backend_that_reports_the_log_sum_exp_changes_no_choice(policy, monkeypatch):
-    given, events = lse_given(monkeypatch), []
+    given = lse_given(monkeypatch)
+    events = []
     for with_lse in (False, True):
         b = bench(policy, layers=2, with_lse=with_lse)
         seq = b.sequence(1, 300, budget=80, prefill_left=100)
@@ -255,7 +263,8 @@ def test_a_backend_that_reports_the_log_sum_exp_changes_no_choice(policy, monkey
 
 def test_a_log_sum_exp_over_other_keys_is_not_used(monkeypatch):
     """The row was read anew, or evicted from, since the oldest query of the window."""
-    given, b = lse_given(monkeypatch), bench(with_lse=True)
+    given = lse_given(monkeypatch)
+    b = bench(with_lse=True)
     seq = b.sequence(1, 300, budget=80)
     b.rows.rebuild(1)  # as after every chunk, when the tree takes the tokens: which may be others' now
     b.evictor.after_prefill(seq, protected=0, room=0)
@@ -289,6 +298,7 @@ def test_a_wrong_log_sum_exp_is_found_in_debug_mode(wrong):
     b = bench(with_lse=True, layers=2)
     b.config = b.evictor.config = replace(b.config, debug=True)
     b.evictor.after_prefill(b.sequence(1, 300, budget=80), 0, 0)
-    right, b.log_sum_exp = b.log_sum_exp, lambda *args: wrong(right(*args))
+    right = b.log_sum_exp
+    b.log_sum_exp = lambda *args: wrong(right(*args))
     with pytest.raises(IntegrityError, match="row 2: the log-sum-exp that the attention backend reported is off by"):
         b.evictor.after_prefill(b.sequence(2, 300, budget=80), 0, 0)

@@ -26,7 +26,12 @@ from nexus_sglang.kv_slots.kv_buffers import KVBuffers
 from nexus_sglang.kv_slots.page_table import PageTable
 from nexus_sglang.policy import make_policy
 
-WORLD, LAYERS, HEADS, DIM, PROMPT, END = 2, 3, 8, 16, 400, 470
+WORLD = 2
+LAYERS = 3
+HEADS = 8
+DIM = 16
+PROMPT = 400
+END = 470
 CASES = {
     "nexus, max": ("nexus", {}),
     "nexus, max alone": ("nexus", {"value_share": 0}),
@@ -62,7 +67,9 @@ class Shard:
             if key_heads >= WORLD:
                 some = key_heads // WORLD
                 keys, values = (x[:, :, rank * some : (rank + 1) * some] for x in (keys, values))
-        self.keys, self.values, self.queries = keys, values, queries
+        self.keys = keys
+        self.values = values
+        self.queries = queries
         self.config = NexusConfig(
             name, block_size=8, window=6, sink_tokens=8, recent_tokens=16, min_tokens=32, debug=True
         )
@@ -99,7 +106,8 @@ class Shard:
         for length in range(PROMPT + 1, END):
             self.grow(length)
             self.evictor.after_decode(seq, lambda: 0)
-        self.rows.check_integrity(), self.table.check_integrity()
+        self.rows.check_integrity()
+        self.table.check_integrity()
         bits = self.ledger.weight.numpy().tobytes() + self.ledger.state.numpy().tobytes()
         return {
             "events": [tuple(event) for event in seq.events],
@@ -123,7 +131,8 @@ def rank_main(rank: int, port: int, folder: str) -> None:
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=WORLD, timeout=timedelta(seconds=60))
-    group, results = ProcessScores(dist.group.WORLD), {}
+    group = ProcessScores(dist.group.WORLD)
+    results = {}
     for suffix, key_heads in KEY_HEADS.items():
         for case in CASES:
             results[case + suffix] = Shard(case, key_heads, rank, group).run()

@@ -19,35 +19,39 @@ from nexus_sglang.sglang_plugin.scheduler.hints import read_hints
 
 
 def test_budget_as_share_and_as_tokens():
-    share, count = NexusConfig("nexus", budget="0.2"), NexusConfig("nexus", budget=512)
+    share = NexusConfig("nexus", budget="0.2")
+    count = NexusConfig("nexus", budget=512)
     assert share.budget_tokens(2090) == 418 and share.budget_tokens(2000) == 400
     assert count.budget_tokens(10) == count.budget_tokens(100_000) == 512
     assert NexusConfig("nexus", budget="1.0").budget_tokens(777) == 777
     assert share.budget_tokens(100) == 128, "never below --kv-min-tokens"
 
 
-@pytest.mark.parametrize("field, value, words", [
-    ("budget", 0, ["--kv-budget 0", "0.2", "512"]),
-    ("budget", 1.5, ["--kv-budget 1.5", "whole number"]),
-    ("budget", "lots", ["--kv-budget 'lots'", "512"]),
-    ("budget", -3, ["--kv-budget -3"]),
-    ("budget", float("nan"), ["--kv-budget nan"]),
-    ("block_size", 0, ["--kv-block-size 0", "32"]),
-    ("block_size", "x", ["--kv-block-size 'x'", "32"]),
-    ("window", 2.5, ["--kv-window 2.5", "16"]),
-    ("sink_tokens", -1, ["--kv-sink-tokens -1", "4"]),
-    ("recent_tokens", -1, ["--kv-recent-tokens -1"]),
-    ("pin_system", "maybe", ["--kv-pin-system 'maybe'", "true or false"]),
-    ("pin_first_user", 1, ["--kv-pin-first-user 1", "true or false"]),
-    ("min_tokens", True, ["--kv-min-tokens True", "128"]),
-    ("seed", -1, ["--kv-seed -1"]),
-    ("policy_config", "{", ["--kv-policy-config '{'", "walk_weight"]),
-    ("policy_config", "[1]", ["--kv-policy-config [1]", "JSON object"]),
-    ("policy_config", '{"walk_wait": 1}', ["'walk_wait'", "walk_weight"]),
-    ("policy_config", '{"walk_weight": "much"}', ["walk_weight 'much'"]),
-    ("policy_config", '{"walk_steps": 1.5}', ["walk_steps 1.5", "whole number from 0 to 1024"]),
-    ("window", float("inf"), ["--kv-window inf", "16"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "field, value, words",
+    [
+        ("budget", 0, ["--kv-budget 0", "0.2", "512"]),
+        ("budget", 1.5, ["--kv-budget 1.5", "whole number"]),
+        ("budget", "lots", ["--kv-budget 'lots'", "512"]),
+        ("budget", -3, ["--kv-budget -3"]),
+        ("budget", float("nan"), ["--kv-budget nan"]),
+        ("block_size", 0, ["--kv-block-size 0", "32"]),
+        ("block_size", "x", ["--kv-block-size 'x'", "32"]),
+        ("window", 2.5, ["--kv-window 2.5", "16"]),
+        ("sink_tokens", -1, ["--kv-sink-tokens -1", "4"]),
+        ("recent_tokens", -1, ["--kv-recent-tokens -1"]),
+        ("pin_system", "maybe", ["--kv-pin-system 'maybe'", "true or false"]),
+        ("pin_first_user", 1, ["--kv-pin-first-user 1", "true or false"]),
+        ("min_tokens", True, ["--kv-min-tokens True", "128"]),
+        ("seed", -1, ["--kv-seed -1"]),
+        ("policy_config", "{", ["--kv-policy-config '{'", "walk_weight"]),
+        ("policy_config", "[1]", ["--kv-policy-config [1]", "JSON object"]),
+        ("policy_config", '{"walk_wait": 1}', ["'walk_wait'", "walk_weight"]),
+        ("policy_config", '{"walk_weight": "much"}', ["walk_weight 'much'"]),
+        ("policy_config", '{"walk_steps": 1.5}', ["walk_steps 1.5", "whole number from 0 to 1024"]),
+        ("window", float("inf"), ["--kv-window inf", "16"]),
+    ],
+)
 def test_bad_values(field, value, words):
     key = "kv_policy_config" if field == "policy_config" else f"kv_{field}"
     with pytest.raises(ConfigError) as caught:
@@ -120,13 +124,16 @@ def test_capacity():
         require_pool(1000, config, 512, overlap=True)
 
 
-@pytest.mark.parametrize("settings, words", [
-    ({}, "lower --chunked-prefill-size, for example to 202"),
-    ({"min_tokens": 900}, "--kv-min-tokens 900"),
-    ({"budget": 1000}, "--kv-budget 1000"),
-    ({"block_size": 256, "budget": 0.5}, "--kv-block-size 256"),
-    ({"sink_tokens": 900}, "--kv-sink-tokens 900"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        ({}, "lower --chunked-prefill-size, for example to 202"),
+        ({"min_tokens": 900}, "--kv-min-tokens 900"),
+        ({"budget": 1000}, "--kv-budget 1000"),
+        ({"block_size": 256, "budget": 0.5}, "--kv-block-size 256"),
+        ({"sink_tokens": 900}, "--kv-sink-tokens 900"),
+    ],
+)
 def test_a_small_pool_is_told_what_would_help(settings, words):
     config = NexusConfig("nexus", **settings)
     with pytest.raises(ConfigError, match="KV pool of 1000 tokens is too small") as caught:
@@ -140,14 +147,17 @@ def test_a_small_pool_is_told_what_would_help(settings, words):
             require_pool(1000, config, 32, overlap=True)
 
 
-@pytest.mark.parametrize("params, word", [
-    ({"kv_budgets": 1}, "kv_budget"),
-    ({"kv_budget": -1}, "kv_budget -1"),
-    ({"kv_evict": "no"}, "true or false"),
-    ({"kv_pin_tokens": 1.5}, "kv_pin_tokens 1.5"),
-    ({"kv_budget": 10**400}, "kv_budget 1000"),
-    (["kv_budget"], "custom_params .*give an object"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "params, word",
+    [
+        ({"kv_budgets": 1}, "kv_budget"),
+        ({"kv_budget": -1}, "kv_budget -1"),
+        ({"kv_evict": "no"}, "true or false"),
+        ({"kv_pin_tokens": 1.5}, "kv_pin_tokens 1.5"),
+        ({"kv_budget": 10**400}, "kv_budget 1000"),
+        (["kv_budget"], "custom_params .*give an object"),
+    ],
+)
 def test_bad_request_hints(params, word):
     with pytest.raises(ConfigError, match=word):
         read_hints(params)
@@ -159,13 +169,16 @@ def test_request_hints():
     assert hints == (TokenAmount(0.5), False, 64, True)
 
 
-@pytest.mark.parametrize("flags, hooked", [
-    ({}, False),
-    ({"kv_policy": "none"}, False),
-    ({"kv_policy": "nexus"}, True),
-    ({"kv_policy": "nexus", "kv_pin_system": "false"}, False),
-    ({"kv_policy": "nexus", "kv_pin_system": "false", "kv_pin_first_user": "true"}, True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "flags, hooked",
+    [
+        ({}, False),
+        ({"kv_policy": "none"}, False),
+        ({"kv_policy": "nexus"}, True),
+        ({"kv_policy": "nexus", "kv_pin_system": "false"}, False),
+        ({"kv_policy": "nexus", "kv_pin_system": "false", "kv_pin_first_user": "true"}, True),
+    ],
+)
 def test_chat_is_hooked_only_where_it_pins(monkeypatch, flags, hooked):
     calls = []
     monkeypatch.setattr(installer, "install_late", calls.append)

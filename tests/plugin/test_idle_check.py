@@ -11,7 +11,8 @@ from nexus_sglang.sglang_plugin.scheduler.allocator import NexusAllocator
 
 
 def test_slots_are_counted_again_only_after_they_changed_hands(monkeypatch):
-    table, looks = PageTable(64, 16), []
+    table = PageTable(64, 16)
+    looks = []
     check = table.check_integrity
     monkeypatch.setattr(table, "check_integrity", lambda: looks.append(1) or check())
     runtime = SimpleNamespace(
@@ -20,7 +21,10 @@ def test_slots_are_counted_again_only_after_they_changed_hands(monkeypatch):
         ledger=SimpleNamespace(forget=lambda ids: None),
     )
     allocator = NexusAllocator(runtime, torch.float32, "cpu", None, False)
-    ask = lambda: (allocator.verify_byte_accounting(), len(looks))  # noqa: E731
+
+    def ask():
+        return allocator.verify_byte_accounting(), len(looks)
+
     assert [ask(), ask()] == [([], 1), ([], 1)]
     ids = allocator.alloc(5)
     assert [ask(), ask()] == [([], 2), ([], 2)]

@@ -98,7 +98,8 @@ def test_two_prompts_share_what_they_have_in_common(forest):
 
 def test_a_running_reader_protects_its_whole_path(forest):
     node, _ = forest.insert(SYSTEM + [600] * 20, prompt=120)
-    mine, other = forest.core.inc_lock_ref(node), forest.core.inc_lock_ref(node)
+    mine = forest.core.inc_lock_ref(node)
+    other = forest.core.inc_lock_ref(node)
     assert forest.core.shared_length(node) == 120
     forest.core.dec_lock_ref(node, other.to_dec_params())
     assert forest.core.shared_length(node) == 0
@@ -135,7 +136,8 @@ def test_the_device_is_asked_once_per_change(forest, monkeypatch):
 
     asked = []
     monkeypatch.setattr(tree, "download", lambda counts: asked.append(len(counts)) or counts)
-    core, forest.core.debug = forest.core, True
+    core = forest.core
+    forest.core.debug = True
     node, ids = forest.insert(SYSTEM, prompt=100)
     other, _ = forest.insert([7000 + i for i in range(50)], prompt=50)
     assert [core.resident_evictable() for _ in range(5)] == [150] * 5 and asked == [2]

@@ -19,7 +19,8 @@ from nexus_sglang.kv_slots.kv_buffers import KVBuffers
 from nexus_sglang.kv_slots.page_table import PageTable
 from nexus_sglang.policy import Policy, make_policy
 
-BLOCK, SINK = 8, 8
+BLOCK = 8
+SINK = 8
 
 
 @dataclass
@@ -87,7 +88,8 @@ class Bench:
         self.req_to_token[row, before:length] = ids.int()
         self.rows.extend_to(row, length)
         resident = self.rows.resident[row]
-        slots, positions = self.rows.slots[row, :resident].long(), self.rows.positions[row, :resident].long()
+        slots = self.rows.slots[row, :resident].long()
+        positions = self.rows.positions[row, :resident].long()
         self.pool[slots] = self.keys[positions]
         plan = self.window.plan_extend([row], [before], [length - before], self.device)
         lse = self.log_sum_exp(row, before, length) if self.with_lse else None
