@@ -6,9 +6,6 @@ from typing import NamedTuple
 
 from nexus_sglang.config import NexusConfig, TokenAmount
 
-WHOLE = "kv_evict=false"
-"""Prefix space of requests that are not evicted from; memory pressure drops their nodes whole."""
-
 
 class RequestPlan(NamedTuple):
     """A request's budget and protection, after every clip.
@@ -19,8 +16,8 @@ class RequestPlan(NamedTuple):
         trace: whether the answer lists every eviction event.
         budget_clipped: whether a larger budget was asked for than the pool can grant.
         pin_clipped: whether a longer pin was asked for than the pool can grant.
-        prefix_space: it shares prefixes with requests of the same prefix space only (and of the same ``extra_key`` of
-            SGLang's); None for the server's own. What one budget has thinned is of no use to a larger one.
+        own_budget: the share or count it asked for, where that is not the server's; None where it is. It shares
+            prefixes with requests that asked for the same only: what one budget has thinned is of no use to a larger.
     """
 
     budget: int | None
@@ -28,7 +25,7 @@ class RequestPlan(NamedTuple):
     trace: bool = False
     budget_clipped: bool = False
     pin_clipped: bool = False
-    prefix_space: str | None = None
+    own_budget: float | None = None
 
     @property
     def evict(self) -> bool:
@@ -59,19 +56,18 @@ class RequestPlan(NamedTuple):
             trace: list every eviction event.
         """
         if not evict:
-            return cls(None, config.whole_blocks(pin), trace, prefix_space=WHOLE)
+            return cls(None, config.whole_blocks(pin), trace)
         asked = config.budget_tokens(prompt_tokens, budget)
         granted = min(asked, largest_budget)
         # What is pinned has to fit the pool beside the tokens that a sequence always keeps of its own. In whole blocks:
         # a pin that ended inside a block would lose that block when protection is clipped.
         room = max(0, largest_budget - config.private_floor(granted))
         pinned = min(config.whole_blocks(pin), room // config.block_size * config.block_size)
-        own = budget is not None and budget != config.budget
         return cls(
             granted,
             pinned,
             trace,
             budget_clipped=granted < asked,
             pin_clipped=pinned < pin,
-            prefix_space=f"kv_budget={budget}" if own else None,
+            own_budget=budget.value if budget is not None and budget != config.budget else None,
         )

@@ -13,9 +13,10 @@ which own the GPU. They share nothing but the checked config, which ``carrier`` 
    the scheduler ``scheduler.built_check`` does the same with what SGLang has built.
 3. Allocator. ``scheduler.build`` puts our parts among SGLang's, on memory that ``scheduler.reserve`` has kept free.
    ``scheduler.allocator`` gives out virtual ids; forward passes write to the KV slots behind them.
-4. Row. ``scheduler.requests`` reads what a request asks for (``scheduler.hints``) and resolves its plan.
-   ``scheduler.admission`` and ``scheduler.prefill_budget`` price it in KV slots. ``scheduler.runtime`` keeps its
-   compact row as long as it runs; SGLang's request pool tells ``scheduler.row_listener`` when the row grows.
+4. Row. ``scheduler.requests`` reads what a request asks for (``scheduler.hints``), resolves its plan, and names its
+   prefix space (``scheduler.prefix_space``). ``scheduler.admission`` and ``scheduler.prefill_budget`` price it in KV
+   slots. ``scheduler.runtime`` keeps its compact row as long as it runs; SGLang's request pool tells
+   ``scheduler.row_listener`` when the row grows.
 5. Forward. ``scheduler.passes`` stands around each forward pass. Attention (``attention``) reads compact rows, and the
    queries it attends with go into the query window.
 6. Evidence. After the pass, the attention of the query window over each block is measured, for sequences over budget.
@@ -135,7 +136,7 @@ class Changed(NamedTuple):
 
 
 CHANGED = (
-    Changed("Req", "extra_key", "the prefix space of a request with another budget", "scheduler.requests"),
+    Changed("Req", "extra_key", "the name of the request's prefix space", "scheduler.requests"),
     Changed("SamplingParams", "max_new_tokens", "an answer that fits the pool without eviction", "scheduler.requests"),
     Changed("SamplingParams", "min_new_tokens", "not above the former", "scheduler.requests"),
     Changed("TokenizedGenerateReqInput", "logprob_start_len", "a refused request asks for none", "scheduler.requests"),

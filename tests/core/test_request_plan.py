@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nexus_sglang.config import NexusConfig, TokenAmount
-from nexus_sglang.eviction.request_plan import WHOLE, RequestPlan
+from nexus_sglang.eviction.request_plan import RequestPlan
 from nexus_sglang.eviction.sequence import RunningSequence
 
 CONFIG = NexusConfig("nexus")
@@ -30,15 +30,15 @@ def test_without_wishes_the_server_decides():
 
 def test_a_budget_is_clipped_to_the_pool_and_gets_its_own_prefixes():
     plan = RequestPlan.resolve(CONFIG, 900, 2000, budget=TokenAmount(0.5))
-    assert (plan.budget, plan.budget_clipped, plan.prefix_space) == (900, True, "kv_budget=0.5")
+    assert (plan.budget, plan.budget_clipped, plan.own_budget) == (900, True, 0.5)
     plan = RequestPlan.resolve(CONFIG, 5000, 2000, budget=TokenAmount(0.2))
-    assert (plan.budget, plan.budget_clipped, plan.prefix_space) == (400, False, None)
+    assert (plan.budget, plan.budget_clipped, plan.own_budget) == (400, False, None)
 
 
 def test_who_is_not_evicted_from_keeps_all_it_can_grow_to():
     plan = RequestPlan.resolve(CONFIG, 900, 2000, budget=TokenAmount(0.5), evict=False, trace=True)
     assert not plan.evict
-    assert plan.prefix_space == WHOLE
+    assert plan.own_budget is None
     assert plan.trace
     assert not plan.budget_clipped
     assert RunningSequence("r", row=1, final=2500, plan=plan, token_ids=list).budget == 2500

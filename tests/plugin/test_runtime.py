@@ -56,7 +56,13 @@ class Request:
 def accepted(prompt: int, params: dict | None = None, **fields) -> Request:
     scheduler = SimpleNamespace(token_to_kv_pool_allocator=SimpleNamespace(runtime=made()), max_req_input_len=5000)
     request = Request(prompt, params, **fields)
-    received = SimpleNamespace(logprob_start_len=-1, return_logprob=False, routed_experts_start_len=0)
+    received = SimpleNamespace(
+        logprob_start_len=-1,
+        return_logprob=False,
+        routed_experts_start_len=0,
+        extra_key=request.extra_key,
+        lora_id=None,
+    )
     assert requests.accept_request(request, scheduler, received) is request
     requests.fit_request(None, scheduler, request)
     return request
@@ -64,8 +70,8 @@ def accepted(prompt: int, params: dict | None = None, **fields) -> Request:
 
 def test_a_plan_is_made_where_a_request_is_accepted():
     request = accepted(2000, {"kv_budget": 0.5, "kv_pin_tokens": 40, "kv_trace": True}, extra_key="tenant")
-    assert request.nexus_plan == (1000, 64, True, False, False, "kv_budget=0.5")
-    assert request.extra_key == "tenant|kv_budget=0.5"
+    assert request.nexus_plan == (1000, 64, True, False, False, 0.5)
+    assert request.extra_key == '[true, 0.5, null, "tenant"]'
     assert accepted(2000).extra_key is None
 
 

@@ -29,15 +29,18 @@ class Forest:
         cache = SimpleNamespace(enable_session_radix_cache=False)
         self.core = NexusTreeCore(params, {FULL: FullComponent(cache, params)})
 
-    def insert(self, tokens: list[int], prompt: int, known: int = 0, ids: torch.Tensor | None = None):
-        """Insert a sequence of which ``known`` tokens came from the tree; returns (last node, ids of the tree)."""
+    def insert(self, tokens: list[int], prompt: int, known: int = 0, ids: torch.Tensor | None = None, **space):
+        """Insert a sequence of which ``known`` tokens came from the tree; returns (last node, ids of the tree).
+
+        ``space`` may be ``extra_key`` and ``cache_salt``.
+        """
         from sglang.srt.mem_cache.base_prefix_cache import InsertParams
         from sglang.srt.mem_cache.radix_cache import RadixKey
         from sglang.srt.mem_cache.unified_cache.cache_action import FreeDeviceKV
 
         if ids is None:
-            ids = torch.cat((self.match(tokens[:known])[1], self.table.allocate(len(tokens) - known)))
-        params = InsertParams(key=RadixKey(array("q", tokens)), value=ids, prev_prefix_len=known)
+            ids = torch.cat((self.match(tokens[:known], **space)[1], self.table.allocate(len(tokens) - known)))
+        params = InsertParams(key=RadixKey(array("q", tokens), **space), value=ids, prev_prefix_len=known)
         step = self.core.begin_insert(params)
         while True:
             for action in step.actions:
@@ -54,11 +57,11 @@ class Forest:
         self.core.mark_prompt(node, prompt)
         return node, self.core.collect_full_device_indices(node, self.core.root_node.id)
 
-    def match(self, tokens: list[int]):
+    def match(self, tokens: list[int], **space):
         from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
         from sglang.srt.mem_cache.radix_cache import RadixKey
 
-        result = self.core.match_prefix(MatchPrefixParams(key=RadixKey(array("q", tokens))))
+        result = self.core.match_prefix(MatchPrefixParams(key=RadixKey(array("q", tokens), **space)))
         ids = self.core.collect_full_device_indices(result.last_device_node, self.core.root_node.id)
         return result.last_device_node, ids
 

@@ -68,6 +68,25 @@ def test_salts_do_not_touch_each_other(ours, tokenizer):
     assert abs(nexus_of(again)["resident"] - nexus_of(one)["resident"]) <= 1
 
 
+@pytest.mark.parametrize(
+    "custom, forged", [({"kv_evict": False}, "kv_evict=false"), ({"kv_budget": 0.5}, "kv_budget=0.5")]
+)
+def test_a_clients_key_opens_no_other_space(ours, tokenizer, custom, forged):
+    """Not even the name that the space has in the tree."""
+    ours.flush()
+    prompt = text_ids(tokenizer, 1000, seed=231)
+    owner = ours.generate(prompt, 8, custom=custom)
+    for key in (forged, "[false, null, null, null]", "[true, 0.5, null, null]"):
+        other = ours.generate(prompt + text_ids(tokenizer, 40, seed=232), 8, extra_key=key)
+        assert other["meta_info"]["cached_tokens"] == 0
+    again = ours.generate(prompt, 8, custom=custom)
+    assert again["meta_info"]["cached_tokens"] == 999
+    if custom == {"kv_evict": False}:
+        assert output_ids(again) == output_ids(owner)
+        assert nexus_of(again)["evicted"] == 0
+        assert nexus_of(again)["resident"] == nexus_of(again)["logical"]
+
+
 def test_pins_and_clipped_budgets_are_said(ours, tokenizer):
     prompt = text_ids(tokenizer, 900, seed=240)
     held = nexus_of(ours.generate(prompt, 4, custom={"kv_pin_tokens": 300, "kv_trace": True, "kv_budget": 450}))

@@ -12,6 +12,7 @@ from nexus_sglang.sglang_plugin.installer import Hook
 
 from .admission import room_without_eviction
 from .hints import Hints, read_hints, require_room
+from .prefix_space import PrefixSpace
 from .runtime import NexusRuntime, runtime_of
 
 logger = logging.getLogger(__name__)
@@ -31,6 +32,9 @@ def accept_request(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs
         ``req``; one that asks for what cannot be is set to finish with an error.
     """
     runtime = runtime_of(scheduler)
+    # SGLang has glued key and adapter together: two pairs may give one string, and a client may write what we would.
+    space = PrefixSpace(recv_req.extra_key or None, recv_req.lora_id)
+    req.extra_key = space.name()
     prompt = min(len(req.origin_input_ids), scheduler.max_req_input_len)  # SGLang may yet truncate it to that
     try:
         hints = read_hints(req.sampling_params.custom_params)
@@ -47,9 +51,7 @@ def accept_request(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs
     start = recv_req.logprob_start_len
     if recv_req.return_logprob and start is not None and 0 <= start < prompt - 1:
         logger.warning("rid %s: input logprobs over an evicted prefix are those of the reduced cache", req.rid)
-    space = req.nexus_plan.prefix_space
-    if space:
-        req.extra_key = f"{req.extra_key}|{space}" if req.extra_key else space
+    req.extra_key = space._replace(budget=req.nexus_plan.own_budget, evict=req.nexus_plan.evict).name()
     return req
 
 

@@ -17,8 +17,8 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 
 from nexus_sglang.device import download, upload
 from nexus_sglang.errors import IntegrityError
-from nexus_sglang.eviction.request_plan import WHOLE
 
+from .prefix_space import space_of
 from .runtime import runtime_of
 
 FULL = ComponentType.FULL
@@ -174,7 +174,7 @@ class NexusTreeCore(UnifiedTreeCore):
             for node in self._node_arena.values()
             if node is not self.root_node
             and node.component_data[FULL].lock_ref == 0
-            and not (node.key.extra_key or "").endswith(WHOLE)
+            and space_of(node.key.extra_key).evict
             and (sum(getattr(c, "carries_prompt", False) for c in node.children.values()) > 1) == shared
         ]
         return sorted(nodes)
