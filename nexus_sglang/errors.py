@@ -8,7 +8,7 @@ class ConfigError(ValueError):
 
 
 class PolicyError(RuntimeError):
-    """A policy returned a wrong shape or NaN. The message names the policy and what it returned."""
+    """A policy raised, or returned what does not fit. The message names it. A server goes on by recency."""
 
 
 class IntegrityError(RuntimeError):

@@ -25,13 +25,14 @@ class Choice(NamedTuple):
         ordinals: int64 ``[k]``, ascending, which of the N blocks go.
         on_host: the same numbers where the host had to learn them, because some candidates were not whole; else None.
         weighing: the policy's verdict on all N blocks.
-        nan: int64 ``[2]``, how many of its weights and how many of its priorities are NaN.
+        by_recency: bool ``[]``, whether the policy called a candidate NaN, so that the newest were kept instead and its
+            verdict is void.
     """
 
     ordinals: torch.Tensor
     on_host: list[int] | None
     weighing: Weighing
-    nan: torch.Tensor
+    by_recency: torch.Tensor
 
 
 def forced_blocks(index: torch.Tensor, block_size: int, head_end: int, recent_start: int) -> torch.Tensor:
@@ -74,28 +75,55 @@ def choose(
         The blocks that go.
 
     Raises:
-        PolicyError: the policy returned a shape that does not fit.
+        PolicyError: the policy raised, or returned what does not fit.
     """
     count = min(candidates, max(0, math.ceil(excess / block_size)))
-    weighing = policy.weigh(evidence, blocks)
-    priority = policy.prioritise(weighing.weights, blocks, candidates - count)
-    _require_shape(policy, "weights", weighing.weights, len(blocks.index))
-    _require_shape(policy, "priorities", priority, len(blocks.index))
-    nan = torch.stack([torch.isnan(weighing.weights).sum(), torch.isnan(priority).sum()])
+    weighing, priority = ask(policy, evidence, blocks, candidates - count)
     may_go = blocks.candidates
-    places = order_of_keeping(priority, may_go)
+    by_recency = ((torch.isnan(weighing.weights) | torch.isnan(priority)) & may_go).any()
+    places = order_of_keeping(torch.where(by_recency, blocks.index.double(), priority.double()), may_go)
     if tokens is None:
-        return Choice(_from_place(places, may_go, candidates - count, count), None, weighing, nan)
+        return Choice(_from_place(places, may_go, candidates - count, count), None, weighing, by_recency)
     on_host = _until_enough(download(places), tokens, candidates, excess)
-    return Choice(upload(on_host, places.device), on_host, weighing, nan)
+    return Choice(upload(on_host, places.device), on_host, weighing, by_recency)
+
+
+def ask(policy: Policy, evidence: Evidence, blocks: Blocks, keep: int) -> tuple[Weighing, torch.Tensor]:
+    """What the policy says of the blocks, and in which order it keeps them.
+
+    Args:
+        policy: is asked.
+        evidence: what it asked to be measured.
+        blocks: N blocks.
+        keep: how many candidates will stay.
+
+    Returns:
+        Its weighing, and float ``[N]``, its priorities.
+
+    Raises:
+        PolicyError: it raised, or returned what is no tensor ``[N]`` on the device of the blocks. Not where memory ran
+            out: that happens on one rank alone, and ranks must choose alike.
+    """
+    try:
+        weighing = policy.weigh(evidence, blocks)
+        priority = policy.prioritise(weighing.weights, blocks, keep)
+        state = weighing.state
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as err:  # a user's class may raise anything
+        raise PolicyError(f"policy {policy.name!r} failed: {type(err).__name__}: {err}") from err
+    _require(policy, "weights", weighing.weights, blocks.index)
+    _require(policy, "priorities", priority, blocks.index)
+    if state is not None:
+        _require(policy, "state", state, blocks.index, policy.state_width)
+    return weighing, priority
 
 
 def order_of_keeping(priority: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
     """Each candidate's place in the order of keeping.
 
     Args:
-        priority: float ``[N]``, larger is kept longer. NaN counts as the smallest: NaN has no order, and without one
-            slots would leak before the policy is found out.
+        priority: float ``[N]``, larger is kept longer. Those of forced blocks are not looked at and may be NaN.
         candidates: bool ``[N]``.
 
     Returns:
@@ -133,7 +161,15 @@ def _until_enough(places: torch.Tensor, tokens: list[int], candidates: int, exce
     return fewest(last_first, torch.tensor(tokens, device="cpu"), excess).sort().values.tolist()
 
 
-def _require_shape(policy: Policy, what: str, tensor: torch.Tensor, blocks: int) -> None:
-    """Raise PolicyError unless there is one number per block."""
-    if tuple(tensor.shape) != (blocks,):
-        raise PolicyError(f"policy {policy.name!r} returned {what} of shape {tuple(tensor.shape)}, for {blocks} blocks")
+def _require(policy: Policy, what: str, answer: object, index: torch.Tensor, *width: int) -> None:
+    """Raise PolicyError unless there is one number, or one row of this width, per block, beside the blocks."""
+    wanted = (len(index), *width)
+    if not isinstance(answer, torch.Tensor):
+        raise PolicyError(f"policy {policy.name!r} returned {what} that are no tensor but {type(answer).__name__}")
+    if tuple(answer.shape) != wanted:
+        raise PolicyError(
+            f"policy {policy.name!r} returned {what} of shape {tuple(answer.shape)}, for {len(index)} blocks: "
+            f"{wanted} is asked for"
+        )
+    if answer.device != index.device:
+        raise PolicyError(f"policy {policy.name!r} returned {what} on {answer.device}, for blocks on {index.device}")

@@ -17,6 +17,10 @@ class Counters:
         eviction_events: times a sequence was evicted from.
         blocks_evicted: blocks these events took.
         tokens_evicted: tokens these events took.
+        events_by_recency: events at which the policy's answer could not be used, because it was NaN for a candidate or
+            because of what ``policy_errors`` counts: the newest blocks were kept. The device counts the NaN; this
+            number is brought up to date at events that wait for the device anyway, at idle, and for ``/server_info``.
+        policy_errors: those of them at which the policy raised, or returned what does not fit.
         chunk_evictions: events between two chunks of one prompt.
         holes_healed: evicted tokens of the radix tree that became resident again (the tree).
         budget_held_by_shared: events at which a protected prefix let a sequence hold more than its budget.
@@ -34,6 +38,8 @@ class Counters:
     eviction_events: int = 0
     blocks_evicted: int = 0
     tokens_evicted: int = 0
+    events_by_recency: int = 0
+    policy_errors: int = 0
     chunk_evictions: int = 0
     holes_healed: int = 0
     budget_held_by_shared: int = 0

@@ -3,8 +3,11 @@
 Whether a sequence loses tokens, and how many, is decided from host numbers; which blocks go is decided on the device.
 The host waits for the device only where it does not know a row's blocks (``block_map.py``): at the first event after a
 prefill, and after others have changed the row. Such an event waits twice, for the positions of the row's tokens and for
-whether the policy's numbers were any good. Where blocks are not whole, because the eviction of another sequence has cut
+how past events went. Where blocks are not whole, because the eviction of another sequence has cut
 through them, the host also waits for their order. All other events, hence nearly all of decode, wait for nothing.
+
+A policy whose answer cannot be used does not stop a server. Where it says NaN, raises, or returns what does not fit,
+that event keeps the newest blocks and leaves no mark on the ledger. Such events are counted, and the first is logged.
 
 An event that clips the protected prefix rebuilds all rows. With tensor parallelism the ranks exchange scores once per
 kind of evidence, and in debug mode they compare their choice over the CPU.
@@ -28,14 +31,18 @@ from nexus_sglang.kv_slots.compact_rows import CompactRows
 from nexus_sglang.kv_slots.kv_buffers import KVBuffers
 from nexus_sglang.kv_slots.page_table import PageTable
 from nexus_sglang.kv_slots.resident_row import ResidentRow
-from nexus_sglang.policy.base import Blocks, Policy
+from nexus_sglang.policy.base import Blocks, Evidence, Policy
+from nexus_sglang.policy.streaming_llm import StreamingLLM
 
 from .block_map import BlockMap
-from .choice import choose, forced_blocks
+from .choice import Choice, choose, forced_blocks
 from .counters import Counters
 from .sequence import RunningSequence
 
 logger = logging.getLogger(__name__)
+
+RECENCY = StreamingLLM()
+"""In place of a policy that raised."""
 
 
 class Evictor:
@@ -77,7 +84,9 @@ class Evictor:
         self.buffers = buffers
         self.group = group
         self.counters = Counters() if counters is None else counters
-        self._nan = torch.zeros(2, dtype=torch.int64, device=table.device)
+        # Events by recency since the start, counted where they are found out.
+        self._by_recency = torch.zeros(1, dtype=torch.int64, device=table.device)
+        self._nan_logged = False
 
     def warm_up(self) -> None:
         """Do on padding what an event does on the device, so that no kernel is compiled while requests wait.
@@ -201,7 +210,7 @@ class Evictor:
             block_map: of its row.
             excess: tokens that have to go, as far as there are candidates.
             head_end: no block that begins before this position goes.
-            check: wait to see whether the policy's numbers are good.
+            check: wait to see how events went.
 
         Returns:
             Tokens evicted.
@@ -218,17 +227,18 @@ class Evictor:
             require_lse(self.window, self.buffers, row)
         blocks = self._describe(seq, row, head_end, recent_start)
         evidence = measure(self.policy, self.window, self.buffers, row, self.group)
-        choice = choose(self.policy, evidence, blocks, candidates, excess, size, None if whole else block_map.tokens)
-        self._nan += choice.nan
+        choice = self._choose(evidence, blocks, candidates, excess, None if whole else block_map.tokens)
+        self._by_recency += choice.by_recency
         if check:
-            self._require_numbers()
+            self.catch_up()
         if choice.on_host is None:
             places = row.tokens_of_whole(choice.ordinals)
             block_map.remove_some(head_end, recent_start, len(choice.ordinals))
         else:
             places = upload(block_map.remove(choice.on_host), row.virtual.device)
-        # A forced block has not been judged: its state starts when it becomes a candidate.
-        self.ledger.write(row.virtual, row.ordinal, *choice.weighing, judged=blocks.candidates[row.ordinal])
+        # A forced block has not been judged: its state starts when it becomes a candidate. A void verdict judges none.
+        judged = blocks.candidates & ~choice.by_recency
+        self.ledger.write(row.virtual, row.ordinal, *choice.weighing, judged=judged[row.ordinal])
         self.table.evict(row.virtual[places], mapped=len(places))
         self._record(seq, row.length, row.numbers[choice.ordinals], len(places))
         return len(places)
@@ -246,20 +256,40 @@ class Evictor:
         identity = seq.identities(row.length // row.block_size + 1, row.block_size, row.numbers.device)[row.numbers]
         return Blocks(row.numbers, forced, identity, self.ledger.read(row.first_ids), row.length, self.config.seed)
 
-    def _require_numbers(self) -> None:
-        """Ask the device, and wait, whether past events went well.
+    def _choose(
+        self, evidence: Evidence, blocks: Blocks, candidates: int, excess: int, tokens: list[int] | None
+    ) -> Choice:
+        """Ask the policy which blocks go, and keep the newest where it fails. Arguments are those of ``choose``."""
+        size = self.config.block_size
+        try:
+            return choose(self.policy, evidence, blocks, candidates, excess, size, tokens)
+        except PolicyError as err:
+            self.counters.policy_errors += 1
+            if self.counters.policy_errors == 1:
+                logger.warning(
+                    "nexus: %s. This event keeps the newest blocks instead. policy_errors counts such events; no other "
+                    "is logged.",
+                    err,
+                    exc_info=err,
+                )
+        choice = choose(RECENCY, evidence, blocks, candidates, excess, size, tokens)
+        return choice._replace(by_recency=torch.ones_like(choice.by_recency))
+
+    def catch_up(self) -> None:
+        """Ask the device, and wait, how past events went: count those by recency, and log the first NaN.
 
         Raises:
-            PolicyError: the policy has returned NaN since this was last asked.
             IntegrityError: an event has freed another number of slots than the host had counted.
         """
-        weights, priorities, miscounted = download(torch.cat((self._nan, self.table.miscounted))).tolist()
+        by_recency, miscounted = download(torch.cat((self._by_recency, self.table.miscounted))).tolist()
         self.table.require_counted(miscounted)
-        if weights or priorities:
-            self._nan.zero_()
-            raise PolicyError(
-                f"policy {self.policy.name!r} returned {weights} weights and {priorities} priorities that are NaN "
-                "since this was last checked"
+        self.counters.events_by_recency = by_recency
+        if by_recency > self.counters.policy_errors and not self._nan_logged:
+            self._nan_logged = True
+            logger.warning(
+                "nexus: policy %r said NaN of blocks it had to choose among. Such events keep the newest blocks "
+                "instead. events_by_recency counts them; no other is logged.",
+                self.policy.name,
             )
 
     def _record(self, seq: RunningSequence, length: int, blocks: torch.Tensor, tokens: int) -> None:

@@ -50,8 +50,9 @@ Rules:
    numbers in (0, 1) per block, the same on every rank and whatever else is in the batch. Never from ``torch.rand``.
 3. **Nothing waits for the device.** No ``.item()``, ``.tolist()``, ``float(tensor)`` or ``if tensor``, no indexing by a
    bool mask and no ``nonzero``: on a GPU each stops the host. ``torch.where`` and a product with a mask do not.
-4. **No NaN** in weights or priorities. It counts as the lowest priority, and ends the server with a PolicyError at the
-   next check. Infinities are allowed.
+4. **No NaN** in weights or priorities of candidates. An event with one keeps the newest blocks instead, and so does one
+   at which the policy raises or returns what does not fit. Nothing it said there is remembered. The server counts such
+   events (``events_by_recency``, ``policy_errors``) and goes on. Infinities are allowed.
 5. **Settings** are the dataclass's fields, each with a default. ``--kv-policy-config '{"decay": 0.9}'`` sets them.
    Refuse a bad value in ``__post_init__`` with a ValueError; :func:`check_range`, :func:`check_whole` and
    :func:`check_choice` write the message.

@@ -10,12 +10,12 @@ from torch.utils._pytree import tree_flatten
 
 from nexus_sglang.kv_slots.block_ledger import BlockLedger
 from nexus_sglang.kv_slots.page_table import PageTable
-from nexus_sglang.policy import POLICIES
+from nexus_sglang.policy import POLICIES, Policy, Weighing
 from tests.support.bench import bench
 from tests.support.pretend_device import DEVICE, PretendDevice
 
 READ = ["device.download", "device.download"]
-"""An event that reads the row: its positions, and whether the policy's numbers are good."""
+"""An event that reads the row: its positions, and how past events went."""
 
 
 def history(b, steps: int = 40) -> list[tuple]:
@@ -57,6 +57,32 @@ def test_one_device_and_no_wait_in_decode(policy, monkeypatch):
         assert seq.evictions > 4 and seq.events == wanted
         b.table.check_integrity()
         b.rows.check_integrity()
+
+
+@pytest.mark.parametrize("answer", ["nan", "raises"])
+def test_a_policy_that_fails_makes_nobody_wait(answer, monkeypatch):
+    class Failing(Policy):
+        name = "failing"
+        source = "test"
+
+        def weigh(self, evidence, blocks):
+            if answer == "raises":
+                raise ValueError(answer)
+            return Weighing(evidence.attention.sum(0) * torch.nan)
+
+    monkeypatch.setenv("NEXUS_SGLANG_KERNELS", "torch")
+    with PretendDevice() as device:
+        b = bench(device=DEVICE)
+        b.evictor.policy = Failing()
+        seq = b.sequence(1, 400, budget=80)
+        b.evictor.after_prefill(seq, 30, 0)
+        device.waits.clear()
+        for length in range(401, 441):
+            b.grow(1, length)
+            b.evictor.after_decode(seq, lambda: 30)
+        assert device.waits == [] and seq.evictions > 4
+        b.evictor.catch_up()
+        assert b.evictor.counters.events_by_recency == seq.evictions
 
 
 def test_rows_grow_in_decode_without_a_wait():

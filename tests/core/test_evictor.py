@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nexus_sglang.errors import IntegrityError, PolicyError
+from nexus_sglang.errors import IntegrityError
 from nexus_sglang.eviction.request_plan import RequestPlan
 from nexus_sglang.eviction.sequence import RunningSequence, block_identities
 from nexus_sglang.evidence import head_reduction
+from nexus_sglang.kv_slots.block_ledger import BlockLedger
 from nexus_sglang.policy import POLICIES, Policy, Weighing
 from tests.support.bench import BLOCK, SINK, bench
 
@@ -123,18 +124,81 @@ def test_choice_depends_on_content_and_seed_not_on_the_row(policy):
     assert any(kept(1, 3) != kept(1, seed) for seed in range(4, 12))
 
 
-def test_wrong_policy_is_named():
-    class Broken(Policy):
-        name = "broken"
+class Failing(Policy):
+    """Falls ill at some events; weighs by content at the others."""
+
+    name = "failing"
+    source = "test"
+    needs_attention = False
+    state_width = 1
+
+    def weigh(self, evidence, blocks):
+        weights = (blocks.identity % 101).abs().float()
+        ill = self.illness(blocks)
+        if ill == "raises":
+            raise ValueError("it is ill")
+        if ill == "shape":
+            return Weighing(weights[1:], weights[:, None])
+        if ill == "state":
+            return Weighing(weights, weights[:, None].expand(-1, 2))
+        if ill == "nan":
+            weights = torch.where(blocks.index == int(blocks.index[blocks.candidates][0]), torch.nan, weights)
+        return Weighing(weights, weights[:, None])
+
+    @staticmethod
+    def illness(blocks) -> str:
+        """What goes wrong, by the length of the sequence."""
+        return {416: "nan", 432: "raises", 448: "shape", 464: "state"}.get(blocks.event, "")
+
+
+def records(b) -> tuple[list, list]:
+    """What the ledger holds of the tokens of row 1."""
+    virtual = b.rows.virtual(1)
+    return b.ledger.weight[virtual].nan_to_num(-1).tolist(), b.ledger.state[virtual].nan_to_num(-1).tolist()
+
+
+def test_a_policy_that_fails_at_an_event_keeps_the_newest_there(caplog):
+    b = bench()
+    b.evictor.policy = Failing()
+    b.ledger = b.evictor.ledger = BlockLedger(4096, 1)
+    seq = b.sequence(1, 400, budget=80)
+    b.evictor.after_prefill(seq, 0, 0)
+    for length in range(401, 481):
+        b.grow(1, length)
+        before = b.blocks(1)
+        ledger = dict(zip(b.rows.virtual(1).tolist(), zip(*records(b), strict=True), strict=True))
+        b.evictor.after_decode(seq, lambda: 0)
+        b.table.check_integrity(), b.rows.check_integrity()
+        assert b.rows.resident[1] < 80 + BLOCK
+        if length in (416, 432, 448, 464):
+            assert seq.events[-1].length == length and seq.events[-1].blocks == [before[1]], "the oldest candidate"
+            after = list(zip(*records(b), strict=True))
+            assert after == [ledger[name] for name in b.rows.virtual(1).tolist()], "what it said leaves no mark"
+    assert seq.evictions == 11 and all(event.tokens == BLOCK for event in seq.events[1:])
+    assert b.evictor.counters.policy_errors == 3
+    b.evictor.catch_up()
+    assert b.evictor.counters.events_by_recency == 4
+    assert caplog.text.count("policy_errors counts") == 1, "one of three is logged"
+    assert 'raise ValueError("it is ill")' in caplog.text, "with its traceback"
+    assert caplog.text.count("'failing' said NaN") == 1
+
+
+def test_nan_is_counted_at_events_that_wait_and_logged_once(caplog):
+    class Nan(Policy):
+        name = "nan"
         source = "test"
+        needs_attention = False
 
         def weigh(self, evidence, blocks):
             return Weighing(torch.full((len(blocks.index),), torch.nan))
 
     b = bench()
-    b.evictor.policy = Broken()
-    with pytest.raises(PolicyError, match="'broken' returned 50 weights and 50 priorities that are NaN"):
-        b.evictor.after_prefill(b.sequence(1, 400, budget=80), 0, 0)
+    b.evictor.policy = Nan()
+    for row in (1, 2):
+        b.evictor.after_prefill(b.sequence(row, 304, budget=80), 0, 0)
+        assert b.rows.resident[row] == 80 and b.blocks(row) == [0, *range(29, 38)]
+        assert b.evictor.counters.events_by_recency == row and b.evictor.counters.policy_errors == 0
+    assert caplog.text.count("'nan' said NaN") == 1
 
 
 def test_ledger_follows_the_slots():

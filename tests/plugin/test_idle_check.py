@@ -18,6 +18,7 @@ def test_slots_are_counted_again_only_after_they_changed_hands(monkeypatch):
     runtime = SimpleNamespace(
         table=table,
         rows=SimpleNamespace(check_integrity=lambda: None),
+        evictor=SimpleNamespace(catch_up=lambda: None),
         ledger=SimpleNamespace(forget=lambda ids: None),
     )
     allocator = NexusAllocator(runtime, torch.float32, "cpu", None, False)

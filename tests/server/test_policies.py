@@ -7,7 +7,7 @@ import os
 import pytest
 
 from nexus_sglang.policy import POLICIES
-from tests.support.server import STRICT, Server, nexus_of, output_ids, text_ids
+from tests.support.server import STRICT, Server, healthy, nexus_of, output_ids, text_ids
 
 pytestmark = pytest.mark.server
 POOL = ("--max-total-tokens", "4096", "--chunked-prefill-size", "512", "--max-running-requests", "4")
@@ -40,6 +40,30 @@ class Popular(Policy):
 '''
 
 
+FAILING = '''
+"""NaN after the third event, an exception after the fifth."""
+
+import torch
+
+from nexus_sglang.policy import Policy, Weighing
+
+EVENTS = []
+
+
+class Failing(Policy):
+    name = "failing"
+    source = "a file outside the package"
+
+    def weigh(self, evidence, blocks):
+        weights = evidence.attention.sum(0)
+        if blocks.event < 1000:  # the trial at start pretends to be longer
+            EVENTS.append(blocks.event)
+        if len(EVENTS) > 5:
+            raise ValueError("enough")
+        return Weighing(weights * torch.nan if len(EVENTS) > 3 else weights)
+'''
+
+
 def play(server: Server, tokenizer, block: int = 32) -> None:
     """A long answer, a shared prefix that splits it, and the first conversation again."""
     prompt = text_ids(tokenizer, 900, seed=400)
@@ -66,6 +90,25 @@ def test_a_strangers_policy_is_served(model_path, tokenizer, tmp_path):
     with Server(model_path, *flags, *POOL, env=env) as server:
         play(server, tokenizer)
         assert server.info()["policy"] == "stranger_policy:Popular"
+
+
+def test_a_policy_that_fails_while_it_serves_ends_no_server(model_path, tokenizer, tmp_path):
+    (tmp_path / "failing_policy.py").write_text(FAILING)
+    env = {**STRICT, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    with Server(model_path, "--kv-policy", "failing_policy:Failing", *POOL, env=env) as server:
+        before = server.info()
+        assert (before["events_by_recency"], before["policy_errors"]) == (0, 0)
+        for i in range(3):
+            answer = server.generate(text_ids(tokenizer, 500, seed=420 + i), 80)
+            held = nexus_of(answer)
+            assert len(output_ids(answer)) == 80 and held["events"] >= 2 and held["resident"] <= held["budget"] + 32
+        info = server.info()
+        assert info["eviction_events"] > 7
+        assert info["events_by_recency"] == info["eviction_events"] - 3
+        assert info["policy_errors"] == info["eviction_events"] - 5
+        log = server.text()
+        assert log.count("'failing' said NaN") == 1 and log.count("policy_errors counts") == 1
+        healthy(server)
 
 
 @pytest.mark.slow

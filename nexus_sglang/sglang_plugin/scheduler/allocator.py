@@ -119,6 +119,7 @@ class NexusAllocator(BaseTokenToKVPoolAllocator):
         try:
             self.table.check_integrity()
             self.runtime.rows.check_integrity()
+            self.runtime.evictor.catch_up()
         except IntegrityError as err:
             return [f"nexus: {err}"]
         self._verified = tuple(map(weakref.ref, lists))  # no second copy of them is kept alive

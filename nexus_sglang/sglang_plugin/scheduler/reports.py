@@ -65,6 +65,7 @@ def show_state(result: Any, controller: Any, state: dict[str, Any]) -> None:
         state: the answer; gains the key ``nexus``.
     """
     runtime = runtime_of(controller.scheduler)
+    runtime.evictor.catch_up()
     state["nexus"] = {**telemetry.snapshot(runtime), "recent_requests": dict(runtime.log.recent)}
 
 
