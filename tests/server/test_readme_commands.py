@@ -46,6 +46,7 @@ def test_sglang_serve_takes_the_same_flags(model_path):
     assert ended.returncode != 0 and "KV pool of 700 tokens is too small" in ended.stdout + ended.stderr
 
 
+@pytest.mark.slow
 def test_eval_drives_a_running_server(small_pool, tmp_path):
     words = ("--url", small_pool.url, "--budgets", "0.2,0.5", "--lengths", "1024:1", "--tasks", "single-number")
     data = ("--data", str(ROOT / "examples" / "eval_data.jsonl"), "--out", "my-results")
