@@ -49,7 +49,7 @@ def _keep_torch(
         places: int64 ``[n]``, the place in that row's ring. A place that comes twice holds parts of either query.
         tokens: int64 ``[n]``, which of the T tokens they are; None: the first n.
         lse_ring: float32 ``[R, W, Hq]``, written; None where ``lse`` is.
-        lse: float32 ``[T, Hq]``, natural log-sum-exp of each query's scaled scores, or None.
+        lse: float32 ``[T, Hq]``, log-sum-exp of each query's scaled scores, to any base, or None.
 
     Raises:
         ValueError: shapes, dtypes or strides do not fit.

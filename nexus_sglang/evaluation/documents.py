@@ -262,7 +262,7 @@ def _scatter(
     """
     places = sorted(dice.below(len(text) + 1) for _ in hidden)
     order = dice.distinct(hidden, len(hidden))
-    for piece, _, _ in hidden:  # variable chains are told in order
+    for piece, _, _ in hidden:  # variable chains stand in order
         where = [i for i, entry in enumerate(order) if entry[0] is piece]
         for slot, entry in zip(where, sorted((order[i] for i in where), key=lambda e: e[1]), strict=True):
             order[slot] = entry

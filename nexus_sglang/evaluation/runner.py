@@ -196,7 +196,7 @@ def run_jobs(
         runner: plays them.
         jobs: of any kind but ``data``.
         at_once: conversations that are played at a time.
-        done: is told every finished job and its row.
+        done: called with every finished job and its row.
         stop: once set, no further job begins.
     """
 

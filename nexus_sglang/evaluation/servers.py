@@ -27,7 +27,7 @@ class Work(NamedTuple):
         plan: what the whole run measures.
         jobs: what this server is to play.
         data: the user's samples.
-        done: is told every finished job and its row.
+        done: called with every finished job and its row.
         stop: once set, no further job begins.
     """
 

@@ -101,7 +101,7 @@ class BlockMap:
         """Resident tokens in blocks that begin before position ``head_end``, all of which must be known."""
         return sum(self.tokens[: self._first_from(head_end)])
 
-    def longest_head(self, most: int) -> int:
+    def head_end_within(self, most: int) -> int:
         """How far leading blocks reach that hold at most ``most`` tokens together.
 
         Returns:

@@ -36,7 +36,7 @@ class Choice(NamedTuple):
 
 
 def forced_blocks(index: torch.Tensor, block_size: int, head_end: int, recent_start: int) -> torch.Tensor:
-    """Which blocks may not go: sinks and protected prefix at the head, the recent window at the end.
+    """Which blocks may not go: sinks and protected prefix at the start, the recent window at the end.
 
     Args:
         index: int64 ``[N]``, block numbers.

@@ -197,7 +197,7 @@ class Evictor:
         tokens = block_map.resident_before(wanted)
         if tokens > self.largest_budget - private:
             self.counters.protection_clipped += 1
-            granted = block_map.longest_head(self.largest_budget - private)
+            granted = block_map.head_end_within(self.largest_budget - private)
             tokens = block_map.resident_before(granted)
         seq.floor = tokens + private if tokens else 0
         return granted

@@ -44,7 +44,7 @@ class RequestPlan(NamedTuple):
         pin: int = 0,
         trace: bool = False,
     ) -> RequestPlan:
-        """The plan of a request, from its wishes and what the pool can grant.
+        """The plan of a request, from its hints and what the pool can grant.
 
         Args:
             config: the server's settings.

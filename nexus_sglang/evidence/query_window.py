@@ -87,7 +87,7 @@ class QueryWindow:
         rows: request rows.
         size: W, queries kept per row.
         dtype: of the queries kept.
-        device: where the rings live.
+        device: where the rings are.
         with_lse: whether the attention backend reports the log-sum-exp of each query.
 
     Attributes:

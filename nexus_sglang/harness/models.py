@@ -45,7 +45,7 @@ def ensure_model(name: str, log: Callable[[str], None] = lambda line: None) -> P
 
     Args:
         name: one of :data:`MODELS`.
-        log: is told one line per step that takes long.
+        log: called with one line per step that takes long.
 
     Raises:
         ConfigError: no such model.
@@ -99,7 +99,7 @@ def _build(recipe: ModuleType, target: Path, lock: int, log: Callable[[str], Non
         recipe: what to make.
         target: folder of the finished model.
         lock: descriptor of the lock that the caller holds.
-        log: is told one line per step that takes long.
+        log: called with one line per step that takes long.
 
     Raises:
         ModelError: a package is missing, its file is another one, or the conversion failed.

@@ -96,7 +96,7 @@ class Server:
         """Return when it answers.
 
         Args:
-            progress: is told the seconds passed, every 20.
+            progress: called every 20 seconds with the seconds passed.
 
         Raises:
             ServerError: it ended or was not ready in time; the message ends with its log.

@@ -14,7 +14,7 @@ class BlockLedger:
     Args:
         virtual_size: virtual ids 1 to ``virtual_size`` exist.
         width: floats of state the policy keeps per block.
-        device: where the records live.
+        device: where the records are.
 
     Attributes:
         state: float32 ``[virtual_size + 1, width]``, the policy's state; NaN where no event has judged the token.

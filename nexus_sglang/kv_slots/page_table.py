@@ -45,7 +45,7 @@ class PageTable:
     Args:
         virtual_size: virtual ids 1 to ``virtual_size`` can be handed out.
         physical_size: physical slots 1 to ``physical_size`` exist in the pool.
-        device: where the ids live.
+        device: where the ids are.
 
     Attributes:
         v2p: int64 ``[virtual_size + 1]``, the physical slot behind each virtual id, 0 where there is none.

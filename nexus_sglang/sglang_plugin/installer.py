@@ -204,9 +204,7 @@ def _compare(target: str, was: dict[str, Any] | None, strict: bool = False) -> l
     return []
 
 
-def check_hooks(
-    hooks: Iterable[Hook], replaced: Iterable[Replaced] = (), overriding: Iterable[str] = ()
-) -> list[str]:  # fmt: skip
+def check_hooks(hooks: Iterable[Hook], replaced: Iterable[Replaced] = (), overriding: Iterable[str] = ()) -> list[str]:
     """Whether these are in place and fit; problems in words. What was only edited is a warning in the log."""
     from sglang.srt.plugins.hook_registry import HookRegistry
 

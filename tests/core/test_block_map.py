@@ -199,7 +199,7 @@ def test_block_map_answers():
     block_map.grow(21)
     assert (block_map.index, block_map.tokens) == ([0, 2, 3, 4, 5], [4, 4, 2, 4, 1])
     assert [block_map.resident_before(p) for p in (0, 4, 8, 12, 16)] == [0, 4, 4, 8, 10]
-    assert [block_map.longest_head(n) for n in (3, 4, 8, 9, 10, 99)] == [0, 8, 12, 12, 16, 21]
+    assert [block_map.head_end_within(n) for n in (3, 4, 8, 9, 10, 99)] == [0, 8, 12, 12, 16, 21]
     assert block_map.candidates(4, 12) == (1, True) and block_map.candidates(4, 16) == (2, False)
     assert block_map.candidates(16, 12) == (0, True)
     block_map.remove_some(4, 12, 1)

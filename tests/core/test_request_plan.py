@@ -1,4 +1,4 @@
-"""What a request may keep: its wishes against the pool's largest budget."""
+"""What a request may keep: its hints against the pool's largest budget."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_pin_is_whole_blocks_and_leaves_the_private_floor(asked, room, pinned)
     assert plan.pin_clipped == (pinned < asked)
 
 
-def test_without_wishes_the_server_decides():
+def test_without_hints_the_server_decides():
     plan = RequestPlan.resolve(CONFIG, 5000, 2000)
     assert plan == RequestPlan(400)
     assert plan.evict

@@ -21,8 +21,8 @@ from tests.support.paged_world import (
     DIM,
     HEADS,
     KV_HEADS,
-    LANES,
     LAYER,
+    MOST_REQUESTS,
     ROWS,
     Runner,
     W,
@@ -108,24 +108,26 @@ def test_twenty_evictions_in_a_row(world, backend):
 def test_replays_attend_to_the_resident_tokens(world, backend):
     """Planned once for a capture over padding; replays change what the planned buffers hold, never which they are."""
     runner = filled(world, backend)
-    lanes = 6
+    padded = 6
     backend = runner.attn_backend
-    empty = runner.replay_view(runner.batch(ForwardMode.DECODE, [], torch.zeros(0, dtype=torch.int64)), lanes)
+    empty = runner.replay_view(runner.batch(ForwardMode.DECODE, [], torch.zeros(0, dtype=torch.int64)), padded)
     backend.init_forward_metadata_out_graph(empty, in_capture=True)
     captured = backend.forward_metadata
     for rows in ([1, 2, 3, 4], [4, 2], [3]):
-        view = runner.replay_view(runner.batch(ForwardMode.DECODE, rows, world.grow(rows, 1)), lanes)
+        view = runner.replay_view(runner.batch(ForwardMode.DECODE, rows, world.grow(rows, 1)), padded)
         with runner.passing(rows):
             backend.init_forward_metadata_out_graph(view)
         assert backend.forward_metadata is captured
-        q = random(lanes, HEADS * DIM)
-        k = random(lanes, KV_HEADS, DIM)
-        v = random(lanes, KV_HEADS, DIM)
-        out = backend.forward(q, k, v, LAYER, view).view(lanes, HEADS, DIM)
+        q = random(padded, HEADS * DIM)
+        k = random(padded, KV_HEADS, DIM)
+        v = random(padded, KV_HEADS, DIM)
+        out = backend.forward(q, k, v, LAYER, view).view(padded, HEADS, DIM)
         slots = [torch.tensor(world.reference(row)) for row in rows] + [torch.zeros(1, dtype=torch.int64)] * (
-            lanes - len(rows)
+            padded - len(rows)
         )
-        want = plain_torch.decode(q.view(lanes, HEADS, DIM), runner.pool.keys, runner.pool.values, slots, LAYER.scaling)
+        want = plain_torch.decode(
+            q.view(padded, HEADS, DIM), runner.pool.keys, runner.pool.values, slots, LAYER.scaling
+        )
         torch.testing.assert_close(out, want, atol=2e-3, rtol=2e-3)
         world.evict(rows[0], 0.3)
 
@@ -156,8 +158,8 @@ class Heard:
         for p in positions.tolist():
             assert torch.equal(window.rings[0][row, p % W], self.queries[row, p]), f"row {row}, position {p}"
         if self.lse and backends.reports_lse(runner):
-            told = window.lse(window.groups[0], row, positions)
-            torch.testing.assert_close(told[0], torch.stack([self.lse[row, p] for p in positions.tolist()]))
+            reported = window.lse(window.groups[0], row, positions)
+            torch.testing.assert_close(reported[0], torch.stack([self.lse[row, p] for p in positions.tolist()]))
 
 
 @pytest.mark.parametrize("backend, options", [(triton, {}), (flashinfer, {}), (flashinfer, {"use_paged": True})])
@@ -213,7 +215,7 @@ def test_a_prefill_without_requests_keeps_nothing(world):
 
 
 def test_a_recorded_decode_follows_its_input_buffers(world):
-    """Recorded over padding alone, as SGLang captures; replayed for real requests, with padding lanes behind them."""
+    """Recorded over padding alone, as SGLang captures; replayed for requests with padding behind them."""
     runner = Runner(world, flashinfer)
     heard = Heard()
     backend = runner.attn_backend
@@ -221,11 +223,11 @@ def test_a_recorded_decode_follows_its_input_buffers(world):
     runner.runtime.window.begin(1, len(world.names[1]))
     runner.runtime.window.begin(4, len(world.names[4]))
     empty = runner.batch(ForwardMode.DECODE, [], torch.zeros(0, dtype=torch.int64))
-    graph = runner.replay_view(empty, LANES)  # the graph's buffers
+    graph = runner.replay_view(empty, MOST_REQUESTS)  # the graph's buffers
 
     def attention(backend, q, *args):
         """Whose log-sum-exp of a query is its first number of each head."""
-        q = q.view(LANES, HEADS, DIM)
+        q = q.view(MOST_REQUESTS, HEADS, DIM)
         (wrapper,) = backend.forward_metadata.decode_wrappers
         return wrapper.forward(q)
 
@@ -239,7 +241,7 @@ def test_a_recorded_decode_follows_its_input_buffers(world):
 
     ring = window.rings[0]
     lse_ring = window.lse_rings[0]
-    q = torch.zeros(LANES, HEADS * DIM)
+    q = torch.zeros(MOST_REQUESTS, HEADS * DIM)
     rows = graph.req_pool_indices
     positions = graph.positions
     wrapper = SimpleNamespace(forward=None, forward_return_lse=lambda q: (q, q[:, :, 0]))
@@ -248,17 +250,19 @@ def test_a_recorded_decode_follows_its_input_buffers(world):
     window.rings[0] = ring
     window.lse_rings[0] = lse_ring
     for step in range(W + 2):
-        lanes = [4, 1] if step % 2 else [1, 4]
-        view = runner.replay_view(runner.batch(ForwardMode.DECODE, lanes, world.grow(lanes, 1)), LANES)
+        batch_rows = [4, 1] if step % 2 else [1, 4]
+        view = runner.replay_view(
+            runner.batch(ForwardMode.DECODE, batch_rows, world.grow(batch_rows, 1)), MOST_REQUESTS
+        )
         rows.copy_(view.req_pool_indices)
         positions.copy_(view.positions)
-        q.copy_(random(LANES, HEADS * DIM))
-        assert view.req_pool_indices[2:].tolist() == [0] * (LANES - 2)
+        q.copy_(random(MOST_REQUESTS, HEADS * DIM))
+        assert view.req_pool_indices[2:].tolist() == [0] * (MOST_REQUESTS - 2)
         recorded(ring, lse_ring, q, rows, positions)
-        heard.add(lanes, positions[:2].tolist(), q.view(LANES, HEADS, DIM)[:2].clone())
+        heard.add(batch_rows, positions[:2].tolist(), q.view(MOST_REQUESTS, HEADS, DIM)[:2].clone())
     heard.check(runner, 1)
     heard.check(runner, 4)
     others = [row for row in range(1, ROWS + 1) if row not in (1, 4)]
     assert torch.equal(lse_ring[1:], ring[1:, ..., 0]), "each beside its query"
-    assert not ring[others].any(), "padding lanes write to row 0 only"
+    assert not ring[others].any(), "padding requests write to row 0 only"
     assert len({(r, p) for r, p in heard.queries if r == 1}) == W + 2

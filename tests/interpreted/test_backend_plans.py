@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-from tests.support.paged_world import LANES, ROWS, Runner, World, flashinfer, install_hooks, triton
+from tests.support.paged_world import MOST_REQUESTS, ROWS, Runner, World, flashinfer, install_hooks, triton
 
 STEP = st.one_of(
     st.tuples(st.just("grow"), st.integers(1, ROWS), st.integers(1, 9)),
@@ -46,7 +46,7 @@ def played(steps, seed=0) -> World:
 
 
 def flat(world: World, rows, padding=0, drop=0):
-    """Reference: indptr and indices; ``drop`` newest tokens of each row left out, padding lanes read slot 0."""
+    """Reference: indptr and indices; ``drop`` newest tokens of each row left out, padding requests read slot 0."""
     lists = [world.reference(row)[: len(world.reference(row)) - drop] for row in rows] + [[0]] * padding
     indptr = torch.tensor([len(x) for x in lists]).cumsum(0).tolist()
     return [0, *indptr], [slot for x in lists for slot in x]
@@ -95,13 +95,13 @@ def test_triton_graph_replay_with_padding(steps, seed, wider):
     world = played(steps, seed)
     runner = Runner(world, triton)
     rows = sorted(world.names)
-    lanes = min(LANES, len(rows) + wider)
-    view = runner.replay_view(runner.batch(ForwardMode.DECODE, rows, world.grow(rows, 1)), lanes)
+    padded = min(MOST_REQUESTS, len(rows) + wider)
+    view = runner.replay_view(runner.batch(ForwardMode.DECODE, rows, world.grow(rows, 1)), padded)
     assert not hasattr(view, "extend_prefix_lens")
     with runner.passing(rows) as backend:
         backend.init_forward_metadata_out_graph(view)
-    expected = flat(world, rows, padding=lanes - len(rows))
-    assert agree(backend.kv_indptr[: lanes + 1], backend.cuda_graph_kv_indices, expected)
+    expected = flat(world, rows, padding=padded - len(rows))
+    assert agree(backend.kv_indptr[: padded + 1], backend.cuda_graph_kv_indices, expected)
 
 
 def planned(call):
@@ -142,16 +142,16 @@ def test_flashinfer_extend(steps, seed, tokens, paged):
     assert paged or backend.forward_metadata.extend_no_prefix == (indptr[-1] == 0)
 
 
-def capture_then_replay(world, rows, lanes):
+def capture_then_replay(world, rows, padded):
     """Plan a graph's capture, then its replay for these rows; the wrapper with what it was given."""
     runner = Runner(world, flashinfer)
     backend = runner.attn_backend
-    synthetic = runner.replay_view(runner.batch(ForwardMode.DECODE, [], torch.zeros(0, dtype=torch.int64)), lanes)
+    synthetic = runner.replay_view(runner.batch(ForwardMode.DECODE, [], torch.zeros(0, dtype=torch.int64)), padded)
     backend.init_forward_metadata_out_graph(synthetic, in_capture=True)
-    (wrapper,) = backend.decode_cuda_graph_metadata[lanes]
+    (wrapper,) = backend.decode_cuda_graph_metadata[padded]
     indptr, indices = planned(wrapper.calls[-1])
-    assert agree(indptr, indices, flat(world, [], padding=lanes)), "a capture reads the padding slot"
-    view = runner.replay_view(runner.batch(ForwardMode.DECODE, rows, world.grow(rows, 1)), lanes)
+    assert agree(indptr, indices, flat(world, [], padding=padded)), "a capture reads the padding slot"
+    view = runner.replay_view(runner.batch(ForwardMode.DECODE, rows, world.grow(rows, 1)), padded)
     with runner.passing(rows):
         backend.init_forward_metadata_out_graph(view)
     return backend, wrapper
@@ -163,10 +163,10 @@ def test_flashinfer_graph_replay_with_padding(steps, seed, wider):
     """A replay is planned by FlashInfer's own ``fast_decode_plan``, which trusts the host's lengths."""
     world = played(steps, seed)
     rows = sorted(world.names)
-    lanes = min(LANES, len(rows) + wider)
-    backend, wrapper = capture_then_replay(world, rows, lanes)
-    expected = flat(world, rows, padding=lanes - len(rows))
-    device = backend.indices_updater_decode.kv_indptr[0][: lanes + 1]
+    padded = min(MOST_REQUESTS, len(rows) + wider)
+    backend, wrapper = capture_then_replay(world, rows, padded)
+    expected = flat(world, rows, padding=padded - len(rows))
+    device = backend.indices_updater_decode.kv_indptr[0][: padded + 1]
     assert agree(device, backend.cuda_graph_kv_indices[0], expected)
     _, _, _, _, host, lengths, *_ = wrapper.host[-1]
     assert host.tolist() == device.tolist() == expected[0], "host and device agree"

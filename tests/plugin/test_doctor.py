@@ -24,9 +24,9 @@ def report(monkeypatch, capsys, tmp_path):
 
     def run():
         status = cli.main(["doctor", "--json"])
-        told = json.loads(capsys.readouterr().out)
-        findings = [doctor.Finding(**one) for one in told["findings"]]
-        assert told["faults"] == doctor.faults(findings)
+        shown = json.loads(capsys.readouterr().out)
+        findings = [doctor.Finding(**one) for one in shown["findings"]]
+        assert shown["faults"] == doctor.faults(findings)
         return status, {one.what: one for one in findings}, doctor.as_text(findings)
 
     return run
@@ -103,7 +103,7 @@ def test_variables_that_keep_it_from_serving(report, monkeypatch, variable, valu
     assert f"{variable}=" in found[what].text and way_out in found[what].way_out
 
 
-def test_what_cannot_be_looked_at_is_a_fault_and_the_rest_is_told(report, monkeypatch):
+def test_what_cannot_be_looked_at_is_a_fault_and_the_rest_is_shown(report, monkeypatch):
     def broken():
         raise ImportError("no such library")
 

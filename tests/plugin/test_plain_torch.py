@@ -61,9 +61,9 @@ def test_extend_and_decode(heads, group, before, new, seed):
 def test_block_attention_with_holes(heads, group, blocks, size, window, seed):
     g = torch.Generator().manual_seed(seed)
     n = blocks * size
-    live = torch.rand(n, generator=g) < 0.7
-    live[-1] = True
-    positions = torch.nonzero(live).squeeze(1)
+    resident = torch.rand(n, generator=g) < 0.7
+    resident[-1] = True
+    positions = torch.nonzero(resident).squeeze(1)
     index, ordinal = torch.unique_consecutive(positions // size, return_inverse=True)
     k = torch.randn(len(positions), heads, 8, generator=g)
     queries = positions[-window:]

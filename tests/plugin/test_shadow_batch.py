@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nexus_sglang.errors import ShadowError
@@ -14,9 +14,9 @@ from nexus_sglang.sglang_plugin.attention import backends, paged
 from nexus_sglang.sglang_plugin.attention.shadow_batch import RowsPool, shadow_batch
 
 
-def decode_batch(lengths, lanes, **fields):
+def decode_batch(lengths, size, **fields):
     return SimpleNamespace(
-        batch_size=lanes,
+        batch_size=size,
         seq_lens=torch.tensor(lengths, dtype=torch.int32),
         seq_lens_cpu=None,
         seq_lens_sum=None,
@@ -25,13 +25,14 @@ def decode_batch(lengths, lanes, **fields):
     )
 
 
-@given(live=st.lists(st.integers(1, 500), min_size=1, max_size=8), padding=st.integers(0, 3), seed=st.randoms())
-def test_host_and_device_lengths_agree(live, padding, seed):
-    lanes = list(range(1, len(live) + 1))
-    seed.shuffle(lanes)
-    batch = decode_batch([1000] * (len(lanes) + padding), len(lanes) + padding)
-    out = shadow_batch(batch, lanes, [0, *live], padding=1)
-    want = [live[row - 1] for row in lanes] + [1] * padding
+@settings(deadline=None)
+@given(resident=st.lists(st.integers(1, 500), min_size=1, max_size=8), padding=st.integers(0, 3), seed=st.randoms())
+def test_host_and_device_lengths_agree(resident, padding, seed):
+    batch_rows = list(range(1, len(resident) + 1))
+    seed.shuffle(batch_rows)
+    batch = decode_batch([1000] * (len(batch_rows) + padding), len(batch_rows) + padding)
+    out = shadow_batch(batch, batch_rows, [0, *resident], padding=1)
+    want = [resident[row - 1] for row in batch_rows] + [1] * padding
     assert out.seq_lens.tolist() == out.seq_lens_cpu.tolist() == want and out.seq_lens_sum == sum(want)
     assert out.seq_lens.dtype == torch.int32 and out.orig_seq_lens is batch.orig_seq_lens
     assert batch.seq_lens.tolist() == [1000] * len(want) and batch.seq_lens_sum is None, (
@@ -54,7 +55,7 @@ def test_prefixes_are_what_is_resident_before_the_new_tokens():
 
 
 @pytest.mark.parametrize(
-    "lanes, live, extend",
+    "batch_rows, resident, extend",
     [
         ([1, 2], [0, 5, 5], None),  # more requests than the batch has
         ([1], [0, 0], None),  # a request without a token
@@ -62,10 +63,10 @@ def test_prefixes_are_what_is_resident_before_the_new_tokens():
         ([1], [0, 5], [2, 2]),  # a prefill of other requests
     ],
 )
-def test_what_does_not_fit_is_refused(lanes, live, extend):
+def test_what_does_not_fit_is_refused(batch_rows, resident, extend):
     fields = {} if extend is None else {"extend_prefix_lens": torch.zeros(1), "extend_seq_lens_cpu": extend}
     with pytest.raises(ShadowError):
-        shadow_batch(decode_batch([9], 1, **fields), lanes, live, padding=1)
+        shadow_batch(decode_batch([9], 1, **fields), batch_rows, resident, padding=1)
 
 
 def test_the_pool_a_backend_sees():

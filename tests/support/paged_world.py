@@ -29,7 +29,7 @@ from tests.support.flashinfer_stand_in import Wrapper
 ROWS = 6
 WIDTH = 160
 SLOTS = 700
-LANES = 8
+MOST_REQUESTS = 8
 HEADS = 4
 KV_HEADS = 2
 DIM = 16
@@ -201,12 +201,12 @@ class Runner:
         self.kv_index_translator.bind_own_plan(batch)
         return batch
 
-    def replay_view(self, batch: ForwardBatch, lanes: int) -> SimpleNamespace:
-        """What SGLang's CUDA-graph runner plans a replay with, for a graph of ``lanes`` requests."""
+    def replay_view(self, batch: ForwardBatch, padded: int) -> SimpleNamespace:
+        """What SGLang's CUDA-graph runner plans a replay with, for a graph of ``padded`` requests."""
         registry = build_decode_registry(
             device=torch.device("cpu"),
-            max_bs=LANES,
-            max_num_token=LANES,
+            max_bs=MOST_REQUESTS,
+            max_num_token=MOST_REQUESTS,
             seq_len_fill_value=1,
             cache_loc_dtype=torch.int64,
             share_pool=False,
@@ -216,21 +216,21 @@ class Runner:
         for buffer in (buffers.req_pool_indices, buffers.positions, buffers.seq_lens, buffers.seq_lens_cpu):
             buffer.fill_(5)  # what an earlier replay left behind
         registry.fill_from(
-            batch, raw_bs=batch.batch_size, padded_bs=lanes, raw_num_tokens=batch.batch_size, padded_num_tokens=lanes
+            batch, raw_bs=batch.batch_size, padded_bs=padded, raw_num_tokens=batch.batch_size, padded_num_tokens=padded
         )
         view = build_replay_fb_view(
             batch,
             buffers,
-            bs=lanes,
+            bs=padded,
             raw_bs=batch.batch_size,
-            num_tokens=lanes,
+            num_tokens=padded,
             global_num_tokens_cpu=None,
             seq_len_fill_value=1,
             capture_forward_mode=ForwardMode.DECODE,
             is_encoder_decoder=False,
         )
         batch.kv_loc_plan.bind_replay(
-            view, self.kv_index_translator, slots=registry.get_slot("out_cache_loc").buffer[:lanes]
+            view, self.kv_index_translator, slots=registry.get_slot("out_cache_loc").buffer[:padded]
         )
         return view
 
@@ -283,9 +283,9 @@ def triton(runner: Runner):
         enable_lean_attention=False,
         allow_bidirectional_attention_in_extend=False,
         use_dense_fp8_chunked_prefill=False,
-        kv_indptr=torch.zeros(LANES + 1, dtype=torch.int32),
-        qo_indptr=torch.zeros(LANES + 1, dtype=torch.int64),
-        mask_indptr=torch.zeros(LANES + 1, dtype=torch.int64),
+        kv_indptr=torch.zeros(MOST_REQUESTS + 1, dtype=torch.int32),
+        qo_indptr=torch.zeros(MOST_REQUESTS + 1, dtype=torch.int64),
+        mask_indptr=torch.zeros(MOST_REQUESTS + 1, dtype=torch.int64),
         _verify_mask=None,
         is_draft_runner=False,
         topk=0,
@@ -296,7 +296,7 @@ def triton(runner: Runner):
         dllm_block_size=None,
         target_verify_num_tokens_per_req=1,
     )
-    backend.init_cuda_graph_state(LANES, LANES)
+    backend.init_cuda_graph_state(MOST_REQUESTS, MOST_REQUESTS)
     return backend
 
 
@@ -331,7 +331,7 @@ def flashinfer(runner: Runner, use_paged: bool = False):
         prefill_wrappers_paged=[Wrapper()],
         decode_wrappers=[Wrapper()],
         flashinfer_kv_cache_dtype=torch.bfloat16,
-        cuda_graph_kv_indices=[torch.zeros(LANES * WIDTH, dtype=torch.int32)],
+        cuda_graph_kv_indices=[torch.zeros(MOST_REQUESTS * WIDTH, dtype=torch.int32)],
     )
     backend._create_decode_wrappers = lambda bs, tokens: [Wrapper(backend.cuda_graph_kv_indices[0], bs)]
     for name, cls in (
@@ -348,9 +348,9 @@ def flashinfer(runner: Runner, use_paged: bool = False):
             q_data_type=torch.bfloat16,
             attn_backend=backend,
             sliding_window_size=None,
-            kv_indptr=[torch.zeros(LANES + 1, dtype=torch.int32)],
-            kv_last_page_len=torch.ones(LANES, dtype=torch.int32),
-            qo_indptr=[torch.zeros(LANES + 1, dtype=torch.int32)],
+            kv_indptr=[torch.zeros(MOST_REQUESTS + 1, dtype=torch.int32)],
+            kv_last_page_len=torch.ones(MOST_REQUESTS, dtype=torch.int32),
+            qo_indptr=[torch.zeros(MOST_REQUESTS + 1, dtype=torch.int32)],
             prefill_wrapper_ragged=backend.prefill_wrapper_ragged,
         )
         planner.update = planner.update_single_wrapper

@@ -126,5 +126,5 @@ class NexusAllocator(BaseTokenToKVPoolAllocator):
         return []
 
     def resize(self, config: Any) -> None:
-        """Never called: ``launcher.flags`` switches it off."""
+        """Never called: ``carrier.publish`` switches it off."""
         raise RuntimeError("the KV pool was resized after start; unset SGLANG_ENABLE_POST_CAPTURE_KV_SIZING")

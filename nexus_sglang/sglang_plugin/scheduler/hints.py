@@ -11,7 +11,7 @@ KEYS = ("kv_budget", "kv_evict", "kv_pin_tokens", "kv_trace")
 
 
 class Hints(NamedTuple):
-    """A request's wishes, as they were given (what it gets is its ``RequestPlan``).
+    """What a request asks for, as it was given (what it gets is its ``RequestPlan``).
 
     Attributes:
         budget: share or tokens, like ``--kv-budget``; None for the server's.

@@ -33,7 +33,7 @@ from .admission import expected_growth, final_length, reclaimable
 from .runtime import NexusRuntime, runtime_of
 
 WAITING_LOOKED_AT = 64
-"""Requests at the head of the queue that are compared with a sequence about to be evicted from."""
+"""Requests at the front of the queue that are compared with a sequence about to be evicted from."""
 
 
 def run_forward(original: Callable[..., Any], worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -153,7 +153,7 @@ def awaited_length(req: Any, waiting: Any) -> int:
 
     Args:
         req: SGLang's request.
-        waiting: the queue, its head first.
+        waiting: the queue, its front first.
     """
     mine = np.asarray(req.origin_input_ids)
     longest = 0

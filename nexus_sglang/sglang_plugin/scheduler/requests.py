@@ -1,4 +1,4 @@
-"""A request comes in: its wishes are read, what cannot be served is refused, and its answer is fitted to the pool."""
+"""A request comes in: its hints are read, what cannot be served is refused, and its answer is fitted to the pool."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def accept_request(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs: Any) -> Any:
-    """AFTER ``Scheduler._create_generation_req``: read the request's wishes and resolve its plan, ``req.nexus_plan``.
+    """AFTER ``Scheduler._create_generation_req``: read the request's hints and resolve its plan, ``req.nexus_plan``.
 
     Args:
         req: the request SGLang has made; changed in place.
@@ -61,7 +61,7 @@ def plan_of(runtime: NexusRuntime, prompt_tokens: int, hints: Hints) -> RequestP
     Args:
         runtime: whose settings and pool.
         prompt_tokens: length of its prompt.
-        hints: its wishes.
+        hints: what it asks for.
     """
     return RequestPlan.resolve(
         runtime.config,
