@@ -25,7 +25,8 @@ which own the GPU. They share nothing but the checked config, which ``carrier`` 
    Steps 6 to 8 are the rooms ``evidence``, ``policy``, ``eviction`` and ``kv_slots``, which know no SGLang.
 
 Beside this way: ``scheduler.pressure`` thins the cache when memory runs out, ``scheduler.ranks`` keeps the ranks of
-tensor parallelism together, ``scheduler.reports`` and ``scheduler.telemetry`` show what happened.
+tensor parallelism together, ``scheduler.aborts`` ends the request that a client names and no other,
+``scheduler.reports`` and ``scheduler.telemetry`` show what happened.
 
 **What is changed in SGLang.** ``hook_table`` lists hooks, replaced attributes and overridden methods. ``installer``
 puts hooks in place, and refuses to serve unless all of it fits. Without ``--kv-policy`` only the launch hooks are
@@ -137,6 +138,7 @@ class Changed(NamedTuple):
 
 CHANGED = (
     Changed("Req", "extra_key", "the name of the request's prefix space", "scheduler.requests"),
+    Changed("Req", "rid", "hidden while SGLang ends another request whose id begins alike", "scheduler.aborts"),
     Changed("SamplingParams", "max_new_tokens", "an answer that fits the pool without eviction", "scheduler.requests"),
     Changed("SamplingParams", "min_new_tokens", "not above the former", "scheduler.requests"),
     Changed("TokenizedGenerateReqInput", "logprob_start_len", "a refused request asks for none", "scheduler.requests"),

@@ -6,7 +6,7 @@ from . import installer
 from .attention import paged, plain_torch
 from .installer import Replaced
 from .launcher import chat_pins, flags
-from .scheduler import admission, build, passes, reports, requests, reserve
+from .scheduler import aborts, admission, build, passes, reports, requests, reserve
 
 LAUNCH = flags.HOOKS
 """In every process of SGLang."""
@@ -23,6 +23,7 @@ SERVE = (
     *admission.HOOKS,
     *passes.HOOKS,
     *reports.HOOKS,
+    *aborts.HOOKS,
 )
 """In scheduler processes, when a policy is on: memory, parts, attention, then the way of a request."""
 

@@ -37,7 +37,7 @@ def test_a_healthy_installation(report, tmp_path):
     assert status == 0 and "FAULT" not in text and text.endswith("\nno faults")
     assert {"python", "torch", "triton", "sglang", "flashinfer", "nexus-sglang"} <= set(found)
     assert found["sglang"].text == "0.5.23" and found["plugin"].status == "ok"
-    assert "33 hooked functions" in found["hooks"].text
+    assert "34 hooked functions" in found["hooks"].text
     assert found["attention"].text.split(",")[0] in ("torch_native", "triton", "flashinfer")
     assert found["kernels"].status == "ok" and "GiB free" in found["host memory"].text
     assert str(tmp_path) in found["model cache"].text
