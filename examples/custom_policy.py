@@ -19,7 +19,7 @@ from nexus_sglang.policy.base import check_range
 class Passages(Policy):
     """Keep the blocks that some head looks at, and what stands right beside them.
 
-    Fields:
+    Attributes:
         spill: share of its weight that a block lends to the block before and the block after, 0 to 1.
     """
 

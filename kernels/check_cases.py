@@ -75,7 +75,7 @@ def _unequal(got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> flo
     return float(sum(int((a.cpu() != b).sum()) for a, b in zip(got, wanted, strict=True)))
 
 
-def _thinned(g: torch.Generator, length: int, window: int) -> torch.Tensor:
+def _with_holes(g: torch.Generator, length: int, window: int) -> torch.Tensor:
     """int64 ``[T]``: positions left when a fifth of ``length`` tokens was evicted; the newest ``window`` are kept."""
     resident = torch.rand(length, generator=g) < 0.8
     resident[-window:] = True
@@ -139,7 +139,7 @@ def attention(
     """
     g = torch.Generator().manual_seed(seed)
     length = blocks * block_size
-    positions = _thinned(g, length, window)
+    positions = _with_holes(g, length, window)
     index, ordinal = torch.unique_consecutive(positions // block_size, return_inverse=True)
     query_positions = torch.arange(max(length - window, 0), length)
     queries = (2 * torch.randn(layers, len(query_positions), kv_heads * group, dim, generator=g)).to(DTYPES[dtype])

@@ -122,8 +122,8 @@ class Evictor:
         if seq.prefill_left == 0:
             # A request that returns goes on where it was, in decode: what it kept must not depend on having been away.
             self.enforce(seq, protected, slack=self.config.block_size - 1 if seq.returned else 0)
-        elif seq.thinned_in_prefill or seq.prefill_left > room:
-            seq.thinned_in_prefill = True  # once begun, the budget holds after every chunk
+        elif seq.evicted_in_prefill or seq.prefill_left > room:
+            seq.evicted_in_prefill = True  # once begun, the budget holds after every chunk
             self.counters.chunk_evictions += self.enforce(seq, protected, slack=0)
 
     def after_decode(self, seq: RunningSequence, protected: Callable[[], int]) -> None:

@@ -17,7 +17,7 @@ class RequestPlan(NamedTuple):
         budget_clipped: whether a larger budget was asked for than the pool can grant.
         pin_clipped: whether a longer pin was asked for than the pool can grant.
         own_budget: the share or count it asked for, where that is not the server's; None where it is. It shares
-            prefixes with requests that asked for the same only: what one budget has thinned is of no use to a larger.
+            prefixes with requests that asked for the same only: what one budget has left is of no use to a larger.
     """
 
     budget: int | None

@@ -48,7 +48,7 @@ class RunningSequence:
         token_ids: returns the sequence's token ids known so far.
         floor: tokens it may hold above its budget because of a protected prefix; set at each event.
         prefill_left: prompt tokens still to be prefilled.
-        thinned_in_prefill: it was evicted from between the chunks of its prompt.
+        evicted_in_prefill: it was evicted from between the chunks of its prompt.
         returned: it was evicted from, retracted, and holds a row again.
         peak: most tokens it ever held resident.
         over_budget: it has held more than it may, at least once.
@@ -65,7 +65,7 @@ class RunningSequence:
     token_ids: Callable[[], Sequence[int]]
     floor: int = 0
     prefill_left: int = 0
-    thinned_in_prefill: bool = False
+    evicted_in_prefill: bool = False
     returned: bool = False
     peak: int = 0
     over_budget: bool = False

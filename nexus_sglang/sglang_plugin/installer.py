@@ -147,7 +147,13 @@ def recorded() -> dict[str, Any]:
 
 
 def record(hooks: Iterable[Hook], replaced: Iterable[Replaced], overriding: Iterable[str]) -> str:
-    """The fingerprints as they are now, as JSON: what ``make patches`` writes after hooks were added or moved."""
+    """The fingerprints as they are now, as JSON: what ``make patches`` writes after hooks were added or moved.
+
+    Args:
+        hooks: all of them.
+        replaced: all attributes that are replaced.
+        overriding: all our classes that inherit from SGLang's, as dotted names in this package.
+    """
     seen = {
         "hooked": {hook.target: fingerprint(hook.target) for hook in sorted(hooks)},
         "replaced": {one.attribute: {name: fingerprint(name) for name in one.read_by} for one in sorted(replaced)},
@@ -165,7 +171,13 @@ def check_version() -> list[str]:
 
 
 def misfits(hooks: Iterable[Hook], replaced: Iterable[Replaced] = (), overriding: Iterable[str] = ()) -> list[Misfit]:
-    """Functions that have changed since our code was written for them, whether or not they are hooked now."""
+    """Functions that have changed since our code was written for them, whether or not they are hooked now.
+
+    Args:
+        hooks: whose targets are looked at.
+        replaced: whose readers are looked at.
+        overriding: our classes, the methods under which are looked at.
+    """
     known = recorded()
     found = []
     for hook in hooks:
@@ -205,7 +217,16 @@ def _compare(target: str, was: dict[str, Any] | None, strict: bool = False) -> l
 
 
 def check_hooks(hooks: Iterable[Hook], replaced: Iterable[Replaced] = (), overriding: Iterable[str] = ()) -> list[str]:
-    """Whether these are in place and fit; problems in words. What was only edited is a warning in the log."""
+    """Whether these are in place and fit. What was only edited is a warning in the log.
+
+    Args:
+        hooks: as for :func:`misfits`; they have to be in place as well.
+        replaced: as for :func:`misfits`.
+        overriding: as for :func:`misfits`.
+
+    Returns:
+        Problems in words; none when all is well.
+    """
     from sglang.srt.plugins.hook_registry import HookRegistry
 
     problems = check_version()

@@ -47,7 +47,7 @@ def test_twenty_decode_evictions_move_the_kept_set():
     assert any(100 <= block * BLOCK < 250 for event in seq.events for block in event.blocks), "decoded blocks go too"
 
 
-def test_chunks_between_which_the_prompt_is_thinned():
+def test_chunks_between_which_the_prompt_is_evicted_from():
     """The budget holds after each chunk, and sinks are those of the sequence."""
     b = bench()
     seq = b.sequence(1, 100, budget=80)
@@ -85,7 +85,7 @@ def test_shared_prefix_is_left_alone():
 
 
 def test_protection_never_holds_more_than_the_pool_can_grant():
-    """Two long prompts that start alike: what the queue awaits must not stop the first from being thinned."""
+    """Two long prompts that start alike: what the queue awaits must not keep the first from being evicted from."""
     b = bench()
     b.evictor.largest_budget = 200
     seq = b.sequence(1, 400, budget=80)

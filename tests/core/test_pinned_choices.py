@@ -17,7 +17,7 @@ RECORD = Path(__file__).with_name("pinned_choices.json")
 
 
 def history(policy: str) -> dict[str, list]:
-    """A long prompt thinned between chunks, a prompt with a shared prefix, and decode of both; every event."""
+    """A long prompt evicted from between chunks, a prompt with a shared prefix, and decode of both; every event."""
     b = bench(policy, layers=2)
     chunked = b.sequence(1, 200, budget=64)
     chunked.prefill_left = 180

@@ -67,7 +67,12 @@ def stamp(server_args: Any, config: NexusConfig | None) -> Any:
 
 
 def add_cli_args(result: Any, parser: argparse.ArgumentParser) -> None:
-    """AFTER ``ServerArgs.add_cli_args``: add ours."""
+    """AFTER ``ServerArgs.add_cli_args``: add ours.
+
+    Args:
+        result: None.
+        parser: of SGLang's command line.
+    """
     group = parser.add_argument_group("KV-cache eviction (nexus-sglang)")
     for flag in FLAGS:
         group.add_argument(
@@ -81,6 +86,11 @@ def add_cli_args(result: Any, parser: argparse.ArgumentParser) -> None:
 
 def from_cli_args(original: Callable, cls: type, args: argparse.Namespace) -> Any:
     """AROUND ``ServerArgs.from_cli_args``: read ours, and hook the chat endpoints where chats are pinned.
+
+    Args:
+        original: makes SGLang's arguments.
+        cls: ``ServerArgs``.
+        args: what the command line said.
 
     Raises:
         SystemExit: a setting is not usable.

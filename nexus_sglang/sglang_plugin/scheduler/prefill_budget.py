@@ -85,12 +85,12 @@ class NexusPrefillBudget(PrefillBudget):
             return False, None
         # Evicted from between chunks: what it will hold beyond its cached prefix, plus the chunks in flight.
         held = runtime.tree.resident_on_path(self.candidate.last_node)
-        thinned = max(0, steady - held) + runtime.chunk_room
+        in_chunks = max(0, steady - held) + runtime.chunk_room
         # With nothing else to wait for, whatever room there is must do.
         alone = not runtime.sequences and self.physical_offset == 0 and room >= runtime.config.block_size
-        if thinned > room and not alone:
+        if in_chunks > room and not alone:
             return False, None
-        self._candidate_cost = min(thinned, room)
+        self._candidate_cost = min(in_chunks, room)
         return True, min(chunk_limit, runtime.chunk, room)
 
     def can_allocate_prefill(
