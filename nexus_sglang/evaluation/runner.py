@@ -59,8 +59,8 @@ class Runner:
         """
         pin = options.pop("pin", 0)
         if self.policy != FULL:
-            hints = {"kv_evict": False} if budget == 1.0 else {"kv_budget": budget}
-            options["custom"] = {**hints, **({"kv_pin_tokens": pin} if pin else {})}
+            pinned = {"kv_pin_tokens": pin} if pin else {}
+            options["custom"] = {"kv_evict": False} if budget == 1.0 else {"kv_budget": budget, **pinned}
         return read_answer(post_generate(self.url, ids, tokens, **options))
 
     def flush(self) -> None:

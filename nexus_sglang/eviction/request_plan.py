@@ -14,18 +14,19 @@ class RequestPlan(NamedTuple):
         budget: tokens it may keep resident; None for a request that is not evicted from and keeps all it can grow to.
         pinned: leading tokens that are never evicted for this request's budget, in whole blocks.
         trace: whether the answer lists every eviction event.
-        budget_clipped: whether a larger budget was asked for than the pool can grant.
-        pin_clipped: whether a longer pin was asked for than the pool can grant.
+        clipped: of ``kv_budget`` and ``kv_pin_tokens``, those that were asked for larger than the pool can grant, or
+            longer than the prompt.
         own_budget: the share or count it asked for, where that is not the server's; None where it is. It shares
             prefixes with requests that asked for the same only: what one budget has left is of no use to a larger.
+        ignored: hints of the request that nobody here carries out, for its report.
     """
 
     budget: int | None
     pinned: int = 0
     trace: bool = False
-    budget_clipped: bool = False
-    pin_clipped: bool = False
+    clipped: tuple[str, ...] = ()
     own_budget: float | None = None
+    ignored: tuple[dict[str, str], ...] = ()
 
     @property
     def evict(self) -> bool:
@@ -43,6 +44,7 @@ class RequestPlan(NamedTuple):
         evict: bool = True,
         pin: int = 0,
         trace: bool = False,
+        ignored: tuple[dict[str, str], ...] = (),
     ) -> RequestPlan:
         """The plan of a request, from its hints and what the pool can grant.
 
@@ -54,20 +56,21 @@ class RequestPlan(NamedTuple):
             evict: False keeps the whole sequence resident.
             pin: leading tokens that are not to be evicted.
             trace: list every eviction event.
+            ignored: hints that nobody here carries out.
         """
         if not evict:
-            return cls(None, config.whole_blocks(pin), trace)
+            return cls(None, trace=trace, ignored=ignored)
         asked = config.budget_tokens(prompt_tokens, budget)
         granted = min(asked, largest_budget)
         # What is pinned has to fit the pool beside the tokens that a sequence always keeps of its own. In whole blocks:
         # a pin that ended inside a block would lose that block when protection is clipped.
         room = max(0, largest_budget - config.private_floor(granted))
-        pinned = min(config.whole_blocks(pin), room // config.block_size * config.block_size)
+        pinned = min(config.whole_blocks(min(pin, prompt_tokens)), room // config.block_size * config.block_size)
         return cls(
             granted,
             pinned,
             trace,
-            budget_clipped=granted < asked,
-            pin_clipped=pinned < pin,
+            clipped=("kv_budget",) * (granted < asked) + ("kv_pin_tokens",) * (pinned < pin),
             own_budget=budget.value if budget is not None and budget != config.budget else None,
+            ignored=ignored,
         )

@@ -19,7 +19,7 @@ def test_a_pin_is_whole_blocks_and_leaves_the_private_floor(asked, room, pinned)
     """A pin that ends inside a block would lose that block when protection is clipped."""
     plan = RequestPlan.resolve(CONFIG, room + FLOOR, 300, budget=TokenAmount(128), pin=asked)
     assert plan.pinned == pinned
-    assert plan.pin_clipped == (pinned < asked)
+    assert ("kv_pin_tokens" in plan.clipped) == (pinned < asked)
 
 
 def test_without_hints_the_server_decides():
@@ -30,9 +30,15 @@ def test_without_hints_the_server_decides():
 
 def test_a_budget_is_clipped_to_the_pool_and_gets_its_own_prefixes():
     plan = RequestPlan.resolve(CONFIG, 900, 2000, budget=TokenAmount(0.5))
-    assert (plan.budget, plan.budget_clipped, plan.own_budget) == (900, True, 0.5)
+    assert (plan.budget, plan.clipped, plan.own_budget) == (900, ("kv_budget",), 0.5)
     plan = RequestPlan.resolve(CONFIG, 5000, 2000, budget=TokenAmount(0.2))
-    assert (plan.budget, plan.budget_clipped, plan.own_budget) == (400, False, None)
+    assert (plan.budget, plan.clipped, plan.own_budget) == (400, (), None)
+
+
+def test_a_pin_longer_than_the_prompt_is_clipped_to_it():
+    plan = RequestPlan.resolve(CONFIG, 5000, 300, pin=1000)
+    assert (plan.pinned, plan.clipped) == (320, ("kv_pin_tokens",))
+    assert RequestPlan.resolve(CONFIG, 5000, 300, pin=300).clipped == ()
 
 
 def test_who_is_not_evicted_from_keeps_all_it_can_grow_to():
@@ -40,5 +46,5 @@ def test_who_is_not_evicted_from_keeps_all_it_can_grow_to():
     assert not plan.evict
     assert plan.own_budget is None
     assert plan.trace
-    assert not plan.budget_clipped
+    assert not plan.clipped
     assert RunningSequence("r", row=1, final=2500, plan=plan, token_ids=list).budget == 2500

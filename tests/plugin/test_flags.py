@@ -15,7 +15,6 @@ from nexus_sglang.kv_slots.capacity import largest_budget, require_pool, virtual
 from nexus_sglang.sglang_plugin import carrier, installer
 from nexus_sglang.sglang_plugin.carrier import NO_RESIZE, current, publish
 from nexus_sglang.sglang_plugin.launcher.flags import config_from, from_cli_args
-from nexus_sglang.sglang_plugin.scheduler.hints import read_hints
 
 
 def test_budget_as_share_and_as_tokens():
@@ -145,28 +144,6 @@ def test_a_small_pool_is_told_what_would_help(settings, words):
         assert "--chunked-prefill-size" not in str(caught.value)
         with pytest.raises(ConfigError):
             require_pool(1000, config, 32, overlap=True)
-
-
-@pytest.mark.parametrize(
-    "params, word",
-    [
-        ({"kv_budgets": 1}, "kv_budget"),
-        ({"kv_budget": -1}, "kv_budget -1"),
-        ({"kv_evict": "no"}, "true or false"),
-        ({"kv_pin_tokens": 1.5}, "kv_pin_tokens 1.5"),
-        ({"kv_budget": 10**400}, "kv_budget 1000"),
-        (["kv_budget"], "custom_params .*give an object"),
-    ],
-)
-def test_bad_request_hints(params, word):
-    with pytest.raises(ConfigError, match=word):
-        read_hints(params)
-
-
-def test_request_hints():
-    assert read_hints(None).evict and read_hints({"other": 3}).budget is None
-    hints = read_hints({"kv_budget": 0.5, "kv_evict": False, "kv_pin_tokens": 64, "kv_trace": True})
-    assert hints == (TokenAmount(0.5), False, 64, True)
 
 
 @pytest.mark.parametrize(

@@ -31,13 +31,13 @@ def test_finished_requests_report_beside_what_sglang_reports():
 
 
 def test_a_report_says_what_was_clipped():
-    plan = RequestPlan(400, pinned=64, budget_clipped=True)
+    plan = RequestPlan(400, pinned=64, clipped=("kv_budget",))
     seq = RunningSequence("r", row=1, final=900, plan=plan, token_ids=list, peak=500)
     report = telemetry.request_report(seq, resident=400, length=50)
     assert report["budget"] == 400
     assert report["pinned"] == 50
-    assert report["budget_clipped"]
-    assert "pin_clipped" not in report
+    assert report["clipped"] == ["kv_budget"]
+    assert "ignored" not in report
     assert "trace" not in report
 
 

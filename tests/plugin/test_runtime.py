@@ -9,6 +9,7 @@ import torch
 
 from nexus_sglang.config import NexusConfig
 from nexus_sglang.errors import SelfCheckError
+from nexus_sglang.eviction.request_plan import RequestPlan
 from nexus_sglang.evidence.query_window import LayerShape
 from nexus_sglang.kv_slots.page_table import PageTable
 from nexus_sglang.sglang_plugin.scheduler import requests
@@ -62,6 +63,7 @@ def accepted(prompt: int, params: dict | None = None, **fields) -> Request:
         routed_experts_start_len=0,
         extra_key=request.extra_key,
         lora_id=None,
+        kv_hints=None,
     )
     assert requests.accept_request(request, scheduler, received) is request
     requests.fit_request(None, scheduler, request)
@@ -70,7 +72,7 @@ def accepted(prompt: int, params: dict | None = None, **fields) -> Request:
 
 def test_a_plan_is_made_where_a_request_is_accepted():
     request = accepted(2000, {"kv_budget": 0.5, "kv_pin_tokens": 40, "kv_trace": True}, extra_key="tenant")
-    assert request.nexus_plan == (1000, 64, True, False, False, 0.5)
+    assert request.nexus_plan == RequestPlan(1000, 64, True, own_budget=0.5)
     assert request.extra_key == '[true, 0.5, null, "tenant"]'
     assert accepted(2000).extra_key is None
 

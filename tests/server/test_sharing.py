@@ -92,7 +92,7 @@ def test_pins_and_clipped_budgets_are_said(ours, tokenizer):
     held = nexus_of(ours.generate(prompt, 4, custom={"kv_pin_tokens": 300, "kv_trace": True, "kv_budget": 450}))
     assert min(b for e in held["trace"] for b in e["blocks"]) * 32 >= 300
     clipped = nexus_of(ours.generate(prompt, 4, custom={"kv_budget": 999_999}))
-    assert clipped["budget_clipped"] and clipped["budget"] == ours.info()["largest_budget"]
+    assert clipped["clipped"] == ["kv_budget"] and clipped["budget"] == ours.info()["largest_budget"]
 
 
 def test_a_request_that_must_not_be_evicted_has_to_fit(tight, tokenizer):

@@ -96,7 +96,7 @@ def test_a_system_prompt_beyond_the_pool_is_clipped_and_said(tight, tokenizer):
     """2,048 slots: what is pinned leaves room for the private floor and the chunks in flight."""
     system, *history = agent(tokenizer.decode(text_ids(tokenizer, 2600, seed=404)), 10)
     held = ask(tight, [system, *history], tokens=8)["held"]
-    assert held["pin_clipped"] and held["resident"] <= tight.info()["largest_budget"] + 32
+    assert "kv_pin_tokens" in held["clipped"] and held["resident"] <= tight.info()["largest_budget"] + 32
     healthy(tight)
 
 

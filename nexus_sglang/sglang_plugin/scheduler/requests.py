@@ -37,7 +37,7 @@ def accept_request(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs
     req.extra_key = space.name()
     prompt = min(len(req.origin_input_ids), scheduler.max_req_input_len)  # SGLang may yet truncate it to that
     try:
-        hints = read_hints(req.sampling_params.custom_params)
+        hints = read_hints(req.sampling_params.custom_params, recv_req.kv_hints)
         if not hints.evict:
             require_room(prompt, room_without_eviction(runtime))
     except ConfigError as err:
@@ -71,6 +71,7 @@ def plan_of(runtime: NexusRuntime, prompt_tokens: int, hints: Hints) -> RequestP
         evict=hints.evict,
         pin=hints.pin,
         trace=hints.trace,
+        ignored=hints.ignored,
     )
 
 

@@ -103,9 +103,9 @@ def request_report(seq: RunningSequence, resident: int, length: int) -> dict[str
         "events": seq.evictions,
         "tokens_evicted": seq.tokens_evicted,
     }
-    for clip in ("budget_clipped", "pin_clipped"):
-        if getattr(seq.plan, clip):
-            report[clip] = True
+    for note in ("clipped", "ignored"):
+        if noted := getattr(seq.plan, note):
+            report[note] = list(noted)
     if seq.trace:
         report["trace"] = [{"length": e.length, "blocks": e.blocks, "tokens": e.tokens} for e in seq.events]
     return report
