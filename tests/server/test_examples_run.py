@@ -53,6 +53,6 @@ def test_custom_policy(model_path, tokenizer):
     flags = ("--kv-policy", "custom_policy:Passages", "--kv-policy-config", '{"spill": 0.5}')
     pool = ("--max-total-tokens", "4096", "--chunked-prefill-size", "512", "--max-running-requests", "4")
     with Server(model_path, *flags, *pool, env={"PYTHONPATH": str(EXAMPLES), "NEXUS_SGLANG_DEBUG": "1"}) as server:
-        assert server.info()["policy"] == "passages"
+        assert server.info()["policy"] == "custom_policy:Passages"
         held = nexus_of(server.generate(text_ids(tokenizer, 1200, 3), 40))
     assert held["evicted"] > 0 and held["resident"] <= held["budget"] + 32
